@@ -10,7 +10,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
               echo $$python; break; fi; done)
 FAST   := not slow and not gpu and not nightly
 UNIT   := $(BIN)/python -m pytest -q -m '$(FAST)' --hypothesis-profile=check
-SAMPLES := $(addprefix tests/unit/,recipe formats convert codecs workers sessions batching catalog converting)
+SAMPLES := $(addprefix tests/unit/,recipe formats tables codecs workers sessions batching catalog)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test nightly check check-static check-samples check-rooms bench docs proto clean

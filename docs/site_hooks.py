@@ -2,6 +2,7 @@
 
 - The first page of the site is README.md.
 - A file of the repository that a page links to is shown below ``repository/``.
+- Pages below ``dev/`` are for those who change feedd: the site's search leaves them out.
 - ``<!-- api: NAME -->`` becomes the signature and the docstring of that name. The table after it is left out.
 """
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _BESIDE: Final = "repository"
+_DEVELOPERS: Final = "dev/"
 _FIRST: Final = "README.md"
 _PAGES: Final = ("feedd/ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
 _LINK: Final = re.compile(r"(?P<text>\]\()(?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
@@ -49,6 +51,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs passes all
     """Point links to the site's pages, and insert the API."""
+    if page.file.src_uri.startswith(_DEVELOPERS):
+        page.meta["search"] = {"exclude": True}
     path = _path(page.file.src_uri)
     pieces, at = [], 0
     for fence in _FENCE.finditer(markdown):

@@ -339,25 +339,14 @@ class Slots(Protocol):
 class BatchProducer(Protocol):
     """Makes batches of one consumer's dataset in slots."""
 
-    async def produce(self, steps: Sequence[Cursor]) -> list[Produced | EpochEnd]:
-        """Make the batches of at least one leading step. The caller asks for the other steps again.
-
-        If one of several fails, all fail; the caller then asks for each alone. Failed steps hold no slot.
-
-        Args:
-            steps: up to ``SessionInfo.batches_per_call`` steps. As many slots must be free.
-
-        Raises:
-            The errors of source, cache and workers for the needed shards and samples.
-        """
-
-    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
+    async def produce(self, at: Cursor, count: int = 1) -> Produced | EpochEnd:
         """Make the batches of ``count`` steps from ``at`` on in one slot; fewer if the epoch ends or a batch fails.
 
-        ``count`` is at most ``SessionInfo.run_batches``. A slot must be free.
+        The steps are those of the session's consumer. ``count`` is at most ``SessionInfo.run_batches``. A slot must be
+        free.
 
-        Raises:
-            As ``produce``, if the first batch fails.
+        Raises, if the first batch fails, and no slot is held then:
+            The errors of source, cache and workers for the needed shards and samples.
         """
 
     def release(self, slot: SlotRef) -> None:

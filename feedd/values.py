@@ -289,8 +289,6 @@ class SessionInfo:
         steps: batches of the rank in the epoch, if known.
         uneven: how the steps of all ranks are equalised: as requested, or as chosen.
         left_out: samples of the rank in no step of an epoch, reported to its first consumer only; None: not known.
-        batches_per_call: number of batches to request together; above 1 if a batch is little work, or many are made.
-        batches_per_call_least: requested batches to wait for before they are made; above 1 while others are made.
         run_batches: a slot holds a run of so many batches; 1: each batch has its own slot.
         batch_bytes: bytes from one batch of a run to the next; 0 if slots hold single batches.
         largest_shard_bytes: size of the largest assigned shard.
@@ -308,8 +306,6 @@ class SessionInfo:
     steps: int | None = None
     uneven: str = "allow"
     left_out: int | None = None
-    batches_per_call: int = 1
-    batches_per_call_least: int = 1
     run_batches: int = 1
     batch_bytes: int = 0
     shared_slot_count: int = 0

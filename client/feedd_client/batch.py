@@ -43,48 +43,38 @@ class BatchDecoder:
         self._decoders = tuple((spec.name, _decoder(spec)) for spec in specs)
         self._numbers = tuple(_dtype(spec) if _is_number(spec) else None for spec in specs)
 
-    def decode(self, payload: Payload, regions: Sequence[pb.FieldRegion], rows: int, at: int = 0) -> Batch:
-        """Return the batch that begins at byte ``at``, with tensors that are views of ``payload``.
+    def decode(
+        self,
+        payload: Payload,
+        regions: Sequence[pb.FieldRegion],
+        rows: int,
+        at: int = 0,
+        count: int = 1,
+        batch_bytes: int = 0,
+    ) -> list[Batch]:
+        """Return ``count`` batches that are alike, with tensors that are views of ``payload``.
+
+        Args:
+            payload: the memory.
+            regions: where the fields of each batch lie, from its first byte on.
+            rows: rows of each batch.
+            at: the first batch's first byte in the payload.
+            count: number of batches.
+            batch_bytes: bytes from one batch to the next.
 
         Raises:
             ProtocolError: a region lies outside the payload, or the number of regions and fields differ.
         """
         with self._checked(payload, regions):
-            return Batch(
-                {
-                    name: decode(payload, region, rows, at)
-                    for (name, decode), region in zip(self._decoders, regions, strict=True)
-                }
-            )
-
-    def decode_one(self, payload: Payload, message: pb.Batch, at: int) -> Batch:
-        """Return the batch of a message, or one that is like it; ``at``: see ``Arrived.at``.
-
-        Raises:
-            ProtocolError: see ``decode``.
-        """
-        return self.decode(payload, message.regions, message.rows, at)
-
-    def decode_run(self, payload: Payload, message: pb.Batch, at: int, count: int, batch_bytes: int) -> list[Batch]:
-        """Return ``count`` batches like ``message``, ``batch_bytes`` apart, the last one first; see ``decode``."""
-        with self._checked(payload, message.regions):
-            columns = self._columns(payload, message, at, count, batch_bytes)
-            batches = [Batch(zip(self.names, values, strict=True)) for values in zip(*columns, strict=True)]
-        batches.reverse()
-        return batches
-
-    def _columns(
-        self, payload: Payload, message: pb.Batch, at: int, count: int, batch_bytes: int
-    ) -> list[Sequence[Any]]:
-        columns: list[Sequence[Any]] = []
-        for (_, decode), number, region in zip(self._decoders, self._numbers, message.regions, strict=True):
-            column = None
-            if number is not None:
-                column = _split(number, payload, at + region.values_at, message.rows, count, batch_bytes)
-            if column is None:
-                column = [decode(payload, region, message.rows, at + index * batch_bytes) for index in range(count)]
-            columns.append(column)
-        return columns
+            columns: list[Sequence[Any]] = []
+            for (_, decode), number, region in zip(self._decoders, self._numbers, regions, strict=True):
+                column = None
+                if number is not None:
+                    column = _split(number, payload, at + region.values_at, rows, count, batch_bytes)
+                if column is None:
+                    column = [decode(payload, region, rows, at + index * batch_bytes) for index in range(count)]
+                columns.append(column)
+            return [Batch(zip(self.names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     @contextlib.contextmanager
     def _checked(self, payload: Payload, regions: Sequence[pb.FieldRegion]) -> Iterator[None]:
@@ -96,8 +86,8 @@ class BatchDecoder:
             raise ProtocolError(f"expected every field within {payload.shape[0]} bytes, got {error}") from None
 
 
-class AlikeBatches:
-    """Batches of a run that differ in their steps only. They are decoded several at a time, as they are taken.
+class RunBatches:
+    """The batches of a slot that differ in their steps only, often a single one. They are decoded as they are taken.
 
     It refers to no batch that was taken, and to the payload only while a batch is left to decode.
 
@@ -119,7 +109,7 @@ class AlikeBatches:
         self._at = at
         self._undecoded_count = count
         self._batch_bytes = batch_bytes
-        self._decoded: list[Batch] = []
+        self._decoded: list[Batch] = []  # the last one first
 
     def __len__(self) -> int:
         return self._undecoded_count + len(self._decoded)
@@ -132,8 +122,10 @@ class AlikeBatches:
         """
         if not self._decoded:
             assert self._payload is not None
-            count = min(self._undecoded_count, _DECODED_TOGETHER)
-            self._decoded = self._decoder.decode_run(self._payload, self._message, self._at, count, self._batch_bytes)
+            count, message = min(self._undecoded_count, _DECODED_TOGETHER), self._message
+            places = self._at, count, self._batch_bytes
+            self._decoded = self._decoder.decode(self._payload, message.regions, message.rows, *places)
+            self._decoded.reverse()
             self._undecoded_count -= count
             self._at += count * self._batch_bytes
             if not self._undecoded_count:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from feedd_client import lifetime
 from feedd_client.agreement import AT_END
-from feedd_client.batch import VALID, AlikeBatches, first_time, split_rows
+from feedd_client.batch import VALID, RunBatches, first_time, split_rows
 from feedd_client.errors import FeedError
 from feedd_client.session import Position
 from feedd_client.values import Batch, Sample
@@ -100,7 +100,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         self._first_step = feeder.next_position.step
         self._left_out_counted = False
         self._takes_runs = False
-        self._alike: AlikeBatches | None = None  # the batches of a run that are not handed out yet
+        self._run: RunBatches | None = None  # with batches that are not handed out yet
         self._closed = False
         lifetime.passes.add(self)
 
@@ -153,7 +153,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         if self._closed:
             return False
         self._closed = True
-        self._alike = None
+        self._run = None
         if self._pid != os.getpid():
             inherited.append(self._feeder)
             return False
@@ -178,13 +178,10 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             session = self._feeder.session
             assert session is not None
             payload, at = self._feeder.hand_out(arrived, private=self._plan.copy, reserved=self._reserved_slots)
-            message = arrived.message
-            if arrived.count > 1:
-                places = at, arrived.count, session.granted.batch_bytes
-                self._alike = AlikeBatches(session.decoder, payload, message, *places)
-                batch = self._alike.take()
-            else:
-                batch = session.decoder.decode_one(payload, message, at)
+            message, places = arrived.message, (at, arrived.count, session.granted.batch_bytes)
+            run = RunBatches(session.decoder, payload, message, *places)
+            batch = run.take()
+            self._run = run or None
             if self._feeder.uneven == "pad" or self._feeder.replaces:
                 batch[VALID] = first_time(message)
         except BaseException:
@@ -276,8 +273,8 @@ class BatchIterator(FeedIterator[Batch]):
         self._counts = (0, 0)  # rows and samples of the latest batch
 
     def __next__(self) -> Batch:
-        if self._alike is not None and self._pid == os.getpid():
-            batch = self._next_alike(self._alike)
+        if self._run is not None and self._pid == os.getpid():
+            batch = self._next_of_run(self._run)
             rows, samples = self._counts
         else:
             taken = self._next_batch()
@@ -293,16 +290,16 @@ class BatchIterator(FeedIterator[Batch]):
             self._hooks.commit(self.position)
         return batch
 
-    def _next_alike(self, batches: AlikeBatches) -> Batch:
+    def _next_of_run(self, run: RunBatches) -> Batch:
         if self.auto_commit:
             self._stats.step_times.took(time.perf_counter(), 0.0)
         try:
             self._feeder.collect()
-            batch = batches.take()
+            batch = run.take()
             epoch, step, anchors, _ = self.position
             self.position = Position(epoch, step + self._feeder.stride, anchors)
-            if not batches:
-                self._alike = None
+            if not run:
+                self._run = None
                 self._note_last_step()
         except BaseException:
             self.close()

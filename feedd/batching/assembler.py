@@ -1,4 +1,4 @@
-"""Assembles one batch in one slot: filter, gather spans, lay out, decode, write tables, handle bad samples."""
+"""Assembles the batches of a slot: filter, gather spans, lay out, decode, write tables, handle bad samples."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from feedd.batching.filtering import Filters
 from feedd.batching.gather import gather, keys, shard_urls
 from feedd.batching.packing import Packed
 from feedd.batching.pad_masks import own_lengths, write_lengths, write_mask
-from feedd.batching.plain_batches import CallSizes, PlainBatches
+from feedd.batching.plain_batches import PLAIN_BYTES_MAX, PlainRuns, are_plain
 from feedd.batching.precomputed_values import PrecomputedValues
 from feedd.batching.recipe_rows import Part, copy_precomputed, shares
-from feedd.batching.slot_layout import lay_out, write_tables
+from feedd.batching.slot_layout import ALIGN_BYTES, lay_out, write_tables
 from feedd.catalog.lost_objects import bad_rows
 from feedd.errors import ResourceExhausted
 from feedd.flow.arena import Arena
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from feedd.batching.slot_layout import Layout
     from feedd.catalog.stages import Stages
     from feedd.flow.memory import OwnerBudget
-    from feedd.ordering.batch_plan import BatchPlanGroup, BatchRows
+    from feedd.ordering.batch_plan import BatchRows, RunRows
     from feedd.recipe.bad_sample_policy import Failure
     from feedd.recipe.filters import Filter
     from feedd.shard_index import ShardIndex
@@ -100,12 +100,11 @@ class _Work:
 
 
 class Assembler:
-    """Fills slots of one session's arena. Any number of batches may be under way.
+    """Fills slots of one session's arena. Any number of slots may be under way.
 
     Attributes:
-        batches_per_call: maximum number of batches per ``fill``. It is above 1 only if all fields have a fixed shape.
-        call_sizes: chooses how many batches to fill by the next call; None: always ``batches_per_call``.
-        plain: makes several batches at once, and knows what a slot holds.
+        run_batches: batches of each slot, above 1 only if all fields are plain copies of numbers.
+        batch_bytes: bytes from one batch of a slot to the next; 0 if a slot holds one.
     """
 
     def __init__(self, stages: Stages, recipes: Recipes, arena: Arena, options: AssemblerOptions) -> None:
@@ -121,45 +120,46 @@ class Assembler:
         self._packing = recipes.packing
         self._filters = Filters(options.filters, recipes.distinct, stages.pool) if options.filters else None
         self._bad_sample_handler = handler = BadSampleHandler(options.bad_sample_handler)
-        self.plain = PlainBatches(stages, recipes, arena, options.arena_id, handler, options.run_batches)
-        self.batches_per_call = 1 if options.keys or options.filters else self.plain.batches_max
-        self.call_sizes = CallSizes.of(self.plain, stages.pool, options.arena_id, self.batches_per_call)
+        self.run_batches = runs = options.run_batches
+        self.batch_bytes = arena.slot_bytes // runs // ALIGN_BYTES * ALIGN_BYTES if runs > 1 else 0
+        self._plain: PlainRuns | None = None
+        small = runs > 1 or arena.slot_bytes <= PLAIN_BYTES_MAX
+        if small and are_plain(recipes) and not (options.keys or options.filters):
+            self._plain = PlainRuns(stages, recipes, arena, options.arena_id, handler, self.batch_bytes)
 
     async def fill(
         self,
-        group: BatchPlanGroup,
-        slots: Sequence[SlotRef],
+        run: RunRows,
+        slot: SlotRef,
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
         *,
         early: bool = False,
         first: int = 0,
-    ) -> list[BatchReady]:
-        """Decode batches whose shards are pinned, each into its slot.
+    ) -> list[tuple[BatchReady, int]]:
+        """Decode a run of batches, whose shards are pinned, into a slot.
 
         Args:
-            group: up to ``batches_per_call`` batches, or some of a run.
-            slots: one for each batch, or one for a run.
-            indexes: one for each shard of the group.
-            files: one for each shard of the group.
+            run: up to ``run_batches`` batches.
+            slot: the slot.
+            indexes: one for each shard of the run.
+            files: one for each shard of the run.
             early: the batches were not requested yet, and perhaps never will be.
-            first: where slots hold runs, the place of the group's first batch in its run.
+            first: the place of the run's first batch in the slot.
+
+        Returns:
+            The batches, each with the number of batches for which it stands: those that follow it differ from it in
+            their steps only.
 
         Raises:
             BadSample: a sample beyond the failure budget; names shard, key and reason. An early batch raises at its
                 first bad sample, which is logged and counted when the batch is requested.
             ResourceExhausted: a batch too large for memory.
         """
-        for slot in slots:
-            await self._arena.allocated(slot)
-        grouped = self.batches_per_call > 1 or self.plain.run_batches > 1
-        if self.call_sizes is not None:
-            self.call_sizes.batch_rows = len(group.batches[0].ordinal)
-            grouped = len(slots) > 1
-        if grouped:
-            return await self.plain.fill(group, slots, indexes, files, early=early, first=first)
-        each = zip(group.rows_of_each(), slots, strict=True)
-        return [await self._fill_one(*one, indexes, files, early=early) for one in each]
+        await self._arena.allocated(slot)
+        if self._plain is not None:
+            return await self._plain.fill(run, slot, indexes, files, early=early, first=first)
+        return [(await self._fill_one(run.batch(), slot, indexes, files, early=early), 1)]
 
     def check_failures(self, at: Cursor) -> None:
         """Check that the epoch's steps up to ``at`` are within the failure budget.

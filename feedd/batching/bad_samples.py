@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from feedd.batching.quarantine import Quarantine
     from feedd.batching.recent_bad_samples import RecentBadSamples
     from feedd.batching.slot_layout import Layout
-    from feedd.ordering.batch_plan import BatchPlanGroup, BatchRows
+    from feedd.ordering.batch_plan import BatchRows, RunRows
     from feedd.shard_index import ShardIndex
     from feedd.values import BatchReady, FieldRecipe, ShardFile
     from feedd.workers.work import BadRow
@@ -102,15 +102,15 @@ class FailureBudget:
                 raise self._beyond(failures[self._samples_max - spent])
         self.check(at)
 
-    def charge_none(self, first: Cursor, count: int) -> None:
-        """Record that ``count`` steps from ``first`` on have no bad samples.
+    def charge_none(self, first: Cursor, count: int, stride: int = 1) -> None:
+        """Record that ``count`` steps from ``first`` on, ``stride`` apart, have no bad samples.
 
         Raises:
             BadSample: as ``charge``.
         """
         known = self._enter(first.epoch).steps
         if known:
-            for step in range(first.step, first.step + count):
+            for step in range(first.step, first.step + count * stride, stride):
                 self.charge(Cursor(first.epoch, step), ())
 
     def check(self, at: Cursor) -> None:
@@ -158,13 +158,13 @@ class BadSampleHandler:
         """
         self._budget.check(at)
 
-    def charge_none(self, first: Cursor, count: int) -> None:
-        """Record that ``count`` steps from ``first`` on have no bad samples, which earlier attempts may have had.
+    def charge_none(self, first: Cursor, count: int, stride: int = 1) -> None:
+        """Record that steps have no bad samples, which earlier attempts may have had; see ``FailureBudget``.
 
         Raises:
             BadSample: the budget is spent.
         """
-        self._budget.charge_none(first, count)
+        self._budget.charge_none(first, count, stride)
 
     async def charge(self, at: Cursor, failures: Sequence[Failure]) -> None:
         """Log a batch's bad samples, add them to the quarantine file if the policy says so, and charge the budget.
@@ -211,7 +211,7 @@ class BadSampleHandler:
 
 
 def failure_of(
-    rows: BatchRows | BatchPlanGroup,
+    rows: BatchRows | RunRows,
     indexes: Sequence[ShardIndex],
     files: Sequence[ShardFile],
     recipe: Sequence[FieldRecipe],

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from feedd.recipe.filters import Filter
     from feedd.shard_index import ShardIndex
     from feedd.values import ShardFile
-    from feedd.workers.worker_pool import DecodePool
+    from feedd.workers.pool import DecodePool
 
 _MISSING = "the sample lacks this field, which a filter needs"
 _UNREADABLE = {

@@ -211,7 +211,7 @@ class Examination:
         self._unindexed = unindexed
         self._task: asyncio.Task[None] | None = None
         self.limit_bytes = index.limit_bytes
-        self.left_bytes = sum(stray.disk_bytes for stray in unindexed)
+        self.left_bytes = sum(file.disk_bytes for file in unindexed)
         index.space.limit_bytes -= self.left_bytes
 
     def start(self, group: asyncio.TaskGroup, changed: Callable[[], None]) -> None:
@@ -246,7 +246,7 @@ class Examination:
             changed()
 
     def _enter(self, batch: Sequence[UnindexedFile], refs: Sequence[ObjectRef]) -> None:
-        batch_bytes = sum(stray.disk_bytes for stray in batch)
+        batch_bytes = sum(file.disk_bytes for file in batch)
         self.left_bytes -= batch_bytes
         self._index.space.limit_bytes += batch_bytes
         self._cache_metrics.error("broken", len(batch) - len(refs))

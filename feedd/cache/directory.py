@@ -12,7 +12,7 @@ import fcntl
 import os
 import resource
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeVar
 
 import structlog
 
@@ -65,7 +65,15 @@ def _cached(ref: ObjectRef, path: Path, opened: OpenFile) -> _CachedFile:
 class DirectoryStorage:
     """Files of a directory: an ``EntryStorage``. One thread changes the directory, a few threads read it."""
 
+    shared: Final = True
+
     def __init__(self, options: CacheOptions) -> None:
+        self.names = Names(
+            where=str(options.directory),
+            space="disk space",
+            free_hint="free disk space, or lower --cache-size below what the disk can hold",
+            grow_hint="raise --cache-size, use a larger disk",
+        )
         self._options = options
         self._lock = DirectoryLock(options.directory)
         self._folder_fd = -1
@@ -76,21 +84,6 @@ class DirectoryStorage:
         self._files_max = max(_FILES_LEAST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _FILES_SHARE)
         self._opening: dict[object, set[ObjectRef]] = {}  # entries that changed while a call opens files, by call
         self._closing: asyncio.TimerHandle | None = None
-
-    @property
-    def names(self) -> Names:
-        """Words that describe this directory in messages."""
-        return Names(
-            where=str(self._options.directory),
-            space="disk space",
-            free_hint="free disk space, or lower --cache-size below what the disk can hold",
-            grow_hint="raise --cache-size, use a larger disk",
-        )
-
-    @property
-    def shared(self) -> bool:
-        """True: other processes may change the files."""
-        return True
 
     async def open(self, failed: Callable[[BaseException], None]) -> Opened:
         """Lock the directory and read its index.

@@ -43,21 +43,14 @@ class MemoryStorage:
     control group must have the step's bytes plus the reserve left.
     """
 
+    names: Final = _NAMES
+    shared: Final = False  # the files are sealed and end with this process
+
     def __init__(self, size_bytes: int, available: Callable[[], int | None] = available_bytes) -> None:
         """Take at most ``size_bytes``, and never more than ``available`` reports as left."""
         self._size_bytes = size_bytes
         self._available = available
         self._files: dict[ObjectRef, OpenFile] = {}  # changed on the loop; closed in the thread
-
-    @property
-    def names(self) -> Names:
-        """Words that describe memory in messages."""
-        return _NAMES
-
-    @property
-    def shared(self) -> bool:
-        """False: the files are sealed and end with this process, so nothing else can change them."""
-        return False
 
     async def open(self, failed: Callable[[BaseException], None]) -> Opened:
         """Start empty; the limit is lowered to the memory that is available.

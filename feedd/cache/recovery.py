@@ -330,15 +330,6 @@ class Taken:
     runs: dict[ObjectRef, tuple[bytes, bytes]]
 
 
-@dataclass(slots=True)
-class _Found:
-    """Files of the directory: listed ones in the order of their last use, others by age, oldest first."""
-
-    listed: list[Record]
-    unindexed: list[UnindexedFile]
-    broken_count: int
-
-
 def open_directory(options: CacheOptions, lock: DirectoryLock) -> Taken:
     """Lock the directory, remove useless files and enter all listed entries; other files are examined later.
 
@@ -370,27 +361,24 @@ def _uncollected() -> Iterator[None]:
 def _take(options: CacheOptions) -> Taken:
     ledger = RunLedger(options.directory)
     listing = Journal(options.directory)
-    found = _find(options.directory, ledger, listing.read())
-    sizes = [entry_layout.disk_bytes(record.ref) for record in found.listed] + [
-        stray.disk_bytes for stray in found.unindexed
-    ]
+    listed, others, broken_count = _find(options.directory, ledger, listing.read())
+    sizes = [entry_layout.disk_bytes(record.ref) for record in listed] + [file.disk_bytes for file in others]
     max_bytes = limit_bytes(options, sum(sizes))
     surplus_count = _surplus_count(sizes, max_bytes)
-    kept, unindexed = found.listed[surplus_count:], found.unindexed[max(0, surplus_count - len(found.listed)) :]
-    for record in found.listed[:surplus_count]:
+    kept, unindexed = listed[surplus_count:], others[max(0, surplus_count - len(listed)) :]
+    for record in listed[:surplus_count]:
         files.remove(entry_layout.file_path(options.directory, record.ref))
-    for stray in found.unindexed[: len(found.unindexed) - len(unindexed)]:
-        files.remove(stray.path)
+    for file in others[: len(others) - len(unindexed)]:
+        files.remove(file.path)
     index = CacheIndex(max_bytes, Quotas(options.quotas))
-    kept_sizes = sizes[surplus_count : len(found.listed)]
+    kept_sizes = sizes[surplus_count : len(listed)]
     refused = index.adopt_all((record.ref, size) for record, size in zip(kept, kept_sizes, strict=True))
     for ref in refused:  # by a quota that is smaller now
         files.remove(entry_layout.file_path(options.directory, ref))
     listing.resume(kept)
     runs = {record.ref: (record.boot, record.run) for record in kept}
-    return Taken(
-        Opened(index, tuple(unindexed), found.broken_count, surplus_count + len(refused)), ledger, listing, runs
-    )
+    opened = Opened(index, tuple(unindexed), broken_count, surplus_count + len(refused))
+    return Taken(opened, ledger, listing, runs)
 
 
 def identify(directory: Path, ledger: RunLedger, unindexed: Sequence[UnindexedFile]) -> list[entry_layout.Header]:
@@ -400,8 +388,8 @@ def identify(directory: Path, ledger: RunLedger, unindexed: Sequence[UnindexedFi
         CacheUnavailable: a broken file cannot be removed.
     """
     headers = []
-    for stray in unindexed:
-        found = files.examine(directory, stray.path)
+    for file in unindexed:
+        found = files.examine(directory, file.path)
         if found is None:
             continue
         if found.header is not None and ledger.believes(found.header):
@@ -411,8 +399,14 @@ def identify(directory: Path, ledger: RunLedger, unindexed: Sequence[UnindexedFi
     return headers
 
 
-def _find(directory: Path, ledger: RunLedger, records: dict[str, Record]) -> _Found:
-    """Sort the files of the directory; remove unfinished fills and entries of other formats or of lost runs."""
+def _find(
+    directory: Path, ledger: RunLedger, records: dict[str, Record]
+) -> tuple[list[Record], list[UnindexedFile], int]:
+    """Sort the files of the directory; remove unfinished fills and entries of other formats or of lost runs.
+
+    Returns:
+        Listed files in the order of their last use, other files by age, the oldest first, and how many were removed.
+    """
     lost = {run for run in set(map(_run_of, records.values())) if not ledger.holds(*run)}
     believed = {name: record for name, record in records.items() if _run_of(record) not in lost} if lost else records
     present: set[str] = set()
@@ -430,10 +424,10 @@ def _find(directory: Path, ledger: RunLedger, records: dict[str, Record]) -> _Fo
                 broken_count += _removed(folder / name)
             else:
                 unindexed += _unindexed_file(folder / name)
-    unindexed.sort(key=lambda stray: stray.written_s)
+    unindexed.sort(key=lambda file: file.written_s)
     if len(present) == len(believed):
-        return _Found(list(believed.values()), unindexed, broken_count)
-    return _Found([record for name, record in believed.items() if name in present], unindexed, broken_count)
+        return list(believed.values()), unindexed, broken_count
+    return [record for name, record in believed.items() if name in present], unindexed, broken_count
 
 
 def _removed(path: Path) -> int:

@@ -10,15 +10,12 @@ import structlog
 
 from feedd.access import FILE_ROOT
 from feedd.catalog.urls import S3_SCHEME, parse_url
-from feedd.fetch.concurrency_limit import ConcurrencyLimit
-from feedd.fetch.hedge_policy import HedgePolicy, Hedger
-from feedd.fetch.hedging_store import HedgeStore
+from feedd.fetch.hedge import HedgePolicy, Hedger, HedgeStore
+from feedd.fetch.limits import ConcurrencyLimit, PartSize
 from feedd.fetch.local_store import LocalStore
 from feedd.fetch.pages import closing_pages
-from feedd.fetch.part_sizes import PartSize
 from feedd.fetch.requests import RequestStore
-from feedd.fetch.retry_policy import RetryPolicy, RetryQuota
-from feedd.fetch.retrying_store import RetryLimits, RetryStore
+from feedd.fetch.retry import RetryLimits, RetryPolicy, RetryQuota, RetryStore
 from feedd.fetch.s3.store import S3Store
 from feedd.fetch.scheduler import PARTS_PER_PLACE
 

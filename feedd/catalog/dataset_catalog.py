@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from feedd.catalog.learned_counts import Learned
     from feedd.catalog.stages import Stages
     from feedd.dataset.listing import DatasetView, Listing
-    from feedd.ordering.batch_plan import AnyRunPlan, BatchPlan
+    from feedd.ordering.batch_plan import RunPlan
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.shard_index import ShardIndex
     from feedd.values import Cursor, EpochEnd
@@ -170,37 +170,25 @@ class DatasetCatalog:
         """Return a separate listing that knows only the counts of feedd's own index beside the data."""
         return await self._lister.counted(urls)
 
-    async def draw(self, view: DatasetView, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd:
-        """Return the plan of ``reader`` for ``at``, after indexing the shards that the plan needs.
+    async def draw(
+        self, view: DatasetView, reader: AnyReader, at: Cursor, count: int = 1, stride: int = 1
+    ) -> RunPlan | EpochEnd:
+        """Return the plan of ``reader``, see ``Reader.draw``, after indexing the shards that the plan needs.
 
         Raises:
             ObjectChanged: see ``indexes``.
         """
-        while isinstance(drawn := reader.draw(at), NeedCounts | NeedOrder):
+        while isinstance(drawn := reader.draw(at, count, stride), NeedCounts | NeedOrder):
             if isinstance(drawn, NeedOrder):
                 await self._sorting.sort(drawn)
                 continue
             indexes = await self.indexes(view, drawn.shards)
             if isinstance(drawn, NeedLengths):
                 drawn.learn(indexes)
-        self._sort_next(reader)
-        return drawn
-
-    def waits(self, reader: AnyReader, at: Cursor) -> bool:
-        """Whether ``draw`` would have to wait, for shards or for the order of a window."""
-        return isinstance(reader.draw(at), NeedCounts | NeedOrder)
-
-    def draw_run(self, reader: AnyReader, at: Cursor, count: int) -> AnyRunPlan | None:
-        """Return up to ``count`` successive batches from ``at`` on; None: draw at least the first one by ``draw``."""
-        run = reader.draw_run(at, count)
-        if run is not None:
-            self._sort_next(reader)
-        return run
-
-    def _sort_next(self, reader: AnyReader) -> None:
         following = reader.next_order()
         if following is not None:
             self._sorting.begin(following)
+        return drawn
 
     async def close(self) -> None:
         """End all work that is running."""

@@ -21,11 +21,11 @@ def open_store(root: str, options: SourceOptions) -> ObjectStore:
     """
     scheme = root.partition("://")[0]
     if scheme in {"http", "https"}:
-        from feedd.fetch.web.http_store import HttpStore  # noqa: PLC0415 - each store loads its own libraries only
+        from feedd.fetch.web.store import HttpStore  # noqa: PLC0415 - each store loads its own libraries only
 
         return HttpStore(root, options)
     if scheme == "hf":
-        from feedd.fetch.web.hub_store import HubStore  # noqa: PLC0415 - see above
+        from feedd.fetch.web.hub import HubStore  # noqa: PLC0415 - see above
 
         return HubStore(root, options)
     if scheme in {"gs", "az", "abfs", "abfss"}:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.catalog.sources import Sources
-    from feedd.fetch.inflight_packs import PartialWait
-    from feedd.ordering.batch_plan import BatchPlanGroup
+    from feedd.fetch.packs import PartialWait
+    from feedd.ordering.batch_plan import RunRows
     from feedd.protocols import PinnedShards
     from feedd.tables.cache import ConvertingCache
     from feedd.values import ObjectRef, ShardFile
@@ -99,7 +99,7 @@ class PackReads:
     async def read(
         self,
         refs: Sequence[ObjectRef],
-        group: BatchPlanGroup,
+        group: RunRows,
         read: Callable[[tuple[ShardFile, ...]], Awaitable[_T]],
         owner: object,
         ticket: int | None = None,
@@ -110,7 +110,7 @@ class PackReads:
 
         Args:
             refs: the shards of ``group``.
-            group: batches.
+            group: the batches.
             read: may be called twice.
             owner: the reader, which must call ``withdraw`` at its end.
             ticket: a ticket from ``ticket``, to keep an earlier place in the order; None: a new ticket.
@@ -202,12 +202,12 @@ def _is_read_early(ref: ObjectRef) -> bool:
     return is_pack(ref) if ref.conversion is None else grows(ref.conversion)
 
 
-def _ordinals(group: BatchPlanGroup, number: int, ref: ObjectRef) -> NDArray[np.int64]:
+def _ordinals(group: RunRows, number: int, ref: ObjectRef) -> NDArray[np.int64]:
     """Return the samples of a group in one of its shards; of a converted shard, the first and the last."""
     ordinal: NDArray[np.int64] = group.ordinal[group.shard_no == number]
     if ref.conversion is None:
         return ordinal
-    return np.array([ordinal.min(), ordinal.max() + group.element_rows - 1])
+    return np.array([ordinal.min(), ordinal.max() + max(group.plan.first_rows_of, 1) - 1])
 
 
 def _files(awaited: PartialWait) -> dict[ObjectRef, ShardFile]:

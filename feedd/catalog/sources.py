@@ -18,12 +18,12 @@ from feedd.catalog.url_lists import UrlList, lists_of, runs_of
 from feedd.catalog.urls import Location, likely_bucket, parse_url
 from feedd.dataset.passed_over import PassedOver
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied, Unsupported
+from feedd.fetch.limits import TurnGate
 from feedd.fetch.local_store import write_file
-from feedd.fetch.object_packs import ObjectsFetcher, PackBook
+from feedd.fetch.packs import ObjectsFetcher, PackBook
 from feedd.fetch.pages import closing_pages
 from feedd.fetch.ranged import FetchLimits, RangeFetcher
 from feedd.fetch.s3.client import warm
-from feedd.fetch.turn_gate import TurnGate
 from feedd.flow.budget import ByteBudget
 from feedd.flow.loop_thread import CallersLoop
 from feedd.flow.pools import CPU, LOCAL_FILES

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from feedd.flow.trace_log import TraceLog
     from feedd.protocols import Clock, Recorder
     from feedd.tables.cache import ConvertingCache
-    from feedd.workers.worker_pool import DecodePool
+    from feedd.workers.pool import DecodePool
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import typer
 from feedd.access import EVERYTHING
 from feedd.cli.flags import ConfigFlag, Flags, JsonFlag, SetFlag, size_of
 from feedd.cli.report import print_json, print_table
-from feedd.cli.running import run_async
+from feedd.cli.running import open_stores, run_async
 from feedd.errors import BadConfig, BadRequest
 from feedd.metrics import SOURCE_RETRIES, SOURCE_SECONDS
 from feedd.units import MIB, format_size
@@ -84,15 +84,11 @@ def ingest(
 
 
 def _run(url: str, size_bytes: int, round_count: int, folder: Path, config: Config) -> list[Round]:
-    # The SDK takes most of a second to import, and --help and most other commands do not need it.
-    from feedd.catalog.sources import Sources  # noqa: PLC0415 - see above
-    from feedd.clock import SystemClock  # noqa: PLC0415 - see above
-    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
-    from feedd.observe.recorder import PrometheusRecorder  # noqa: PLC0415 - see above
+    from feedd.observe.recorder import PrometheusRecorder  # noqa: PLC0415 - of this command only
 
     async def run() -> list[Round]:
         recorder = PrometheusRecorder()
-        async with Sources(source_options(config), recorder, SystemClock()) as sources:
+        async with open_stores(config, recorder) as sources:
             refs = _first(await sources.resolve([url], EVERYTHING), size_bytes, url)
             _check_space(folder, sum(ref.size_bytes for ref in refs))
             return [await _one_round(sources, refs, folder, recorder) for _ in range(round_count)]

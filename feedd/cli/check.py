@@ -44,7 +44,7 @@ from feedd.config.option_list import ANY_BUCKET
 from feedd.config.types import UNIX_PREFIX, lane_address
 from feedd.daemon.wiring import cache_options
 from feedd.errors import BadRequest, CacheUnavailable, FeeddError, NotFound, PermissionDenied, Unsupported
-from feedd.fetch.part_sizes import PartSize
+from feedd.fetch.limits import PartSize
 from feedd.flow import mounts
 from feedd.flow.sink_file import memory_file
 from feedd.lanes.lane import Lane
@@ -63,26 +63,12 @@ if TYPE_CHECKING:
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _MODES = ("always", "within_size")
-
-
-def lacks_huge_pages(directory: Path, mounts: Path = _MOUNTS) -> bool:
-    """Return whether ``directory`` is on a tmpfs without huge pages.
-
-    Raises:
-        OSError: the directory or the table of mounts cannot be read.
-    """
-    device = directory.stat().st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
-        mount, _, filesystem = line.partition(" - ")
-        if mount.split(" ")[2:3] == [wanted]:
-            kind, _, options = filesystem.split(" ", 2)
-            found = re.search(r"(?:^|,)huge=(\w+)", options)
-            return kind == "tmpfs" and (found is None or found[1] not in _MODES)
-    return False
-
-
 NOFILE_WANTED = 4096  # connections, cache files and arenas of a busy node, with some reserve
+_T = TypeVar("_T")
+_LISTING_S = 20.0
+_PAGE = 1000
+_SPELLING = "compare the spelling with aws s3 ls; a prefix of a folder ends in a slash"
+_READ_BYTES_MAX = MIB
 
 
 class Verdict(enum.Enum):
@@ -108,6 +94,88 @@ class Finding:
     verdict: Verdict
     detail: str
     hint: str = ""
+
+
+_STYLES = {
+    Verdict.FINE: "green",
+    Verdict.NOTE: "yellow",
+    Verdict.DEGRADED: "bold yellow",
+    Verdict.CANNOT: "red",
+    Verdict.FAILED: "red",
+}
+_FATAL = {Verdict.CANNOT, Verdict.FAILED}
+
+
+def check(
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", help="Also read from this prefix or object.", show_default=False)
+    ] = None,
+    config: ConfigFlag = None,
+    listen: ListenFlag = None,
+    cache_dir: CacheDirFlag = None,
+    cache_size: CacheSizeFlag = None,
+    status: StatusFlag = None,
+    workers: WorkersFlag = None,
+    lanes: LanesFlag = None,
+    log: LogFlag = None,
+    log_level: LogLevelFlag = None,
+    set_: SetFlag = None,
+) -> None:
+    """Show the effective configuration, where each value came from, and whether this machine can serve it.
+
+    With a URL, also check whether this machine can read it: credentials, endpoint, region, a listing, a ranged GET and
+    checksums. Exits with 2 if the configuration is wrong, and with 1 if the machine cannot serve it or cannot read the
+    URL. On a degraded machine the daemon still works, so the exit status is 0.
+    """
+    flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_, lanes)
+    effective = flags.load()
+    _show_configuration(effective)
+    findings = [*examine(effective.config), *credentials(effective.config)]
+    _show_findings("This machine", findings)
+    if url is not None:
+        data = examine_url(effective.config, url)
+        _show_findings(url, data)
+        findings += data
+    if any(finding.verdict in _FATAL for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _show_configuration(effective: Effective) -> None:
+    rows = []
+    for name, value in render(effective.config).items():
+        origin = effective.origins[name]
+        rows.append([Text(cell, "dim" if origin == "default" else "") for cell in (name, value, origin)])
+    print_table("Effective configuration", ("|option", "value", "from"), rows)
+
+
+def _show_findings(title: str, findings: list[Finding]) -> None:
+    rows = [
+        (one.question, Text(one.verdict.value, _STYLES[one.verdict]), f"{one.detail}\n{one.hint}".rstrip("\n"))
+        for one in findings
+    ]
+    print_table(title, ("question", "|answer", "found"), rows)
+
+
+def examine(config: Config) -> list[Finding]:
+    """Answer every question, in the order of the daemon's start."""
+    return [*_cache(config), *_listen(config), *_process(config), _sandbox(config)]
+
+
+def lacks_huge_pages(directory: Path, mounts: Path = _MOUNTS) -> bool:
+    """Return whether ``directory`` is on a tmpfs without huge pages.
+
+    Raises:
+        OSError: the directory or the table of mounts cannot be read.
+    """
+    device = directory.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
+        mount, _, filesystem = line.partition(" - ")
+        if mount.split(" ")[2:3] == [wanted]:
+            kind, _, options = filesystem.split(" ", 2)
+            found = re.search(r"(?:^|,)huge=(\w+)", options)
+            return kind == "tmpfs" and (found is None or found[1] not in _MODES)
+    return False
 
 
 def _write_error(directory: Path) -> OSError | None:
@@ -308,11 +376,6 @@ def _memfd() -> Finding:
     return Finding("shared memory", Verdict.FINE, "memfd works")
 
 
-def examine(config: Config) -> list[Finding]:
-    """Answer every question, in the order of the daemon's start."""
-    return [*_cache(config), *_listen(config), *_process(config), _sandbox(config)]
-
-
 def _sandbox(config: Config) -> Finding:
     """Return which of the kernel's measures decode workers run under."""
     if not config.decode.sandbox:
@@ -339,13 +402,6 @@ def credentials(config: Config) -> Iterator[Finding]:
             yield Finding(question, Verdict.FINE, f"found by {find_credentials(options.for_bucket(bucket))}")
         except PermissionDenied as error:
             yield Finding(question, Verdict.NOTE, error.message, error.hint)
-
-
-_T = TypeVar("_T")
-_LISTING_S = 20.0
-_PAGE = 1000
-_SPELLING = "compare the spelling with aws s3 ls; a prefix of a folder ends in a slash"
-_READ_BYTES_MAX = MIB
 
 
 @dataclass(slots=True)
@@ -609,66 +665,6 @@ async def _timed(work: Awaitable[_T]) -> tuple[_T, float]:
     begin_s = time.perf_counter()
     found = await work
     return found, (time.perf_counter() - begin_s) * 1e3
-
-
-_STYLES = {
-    Verdict.FINE: "green",
-    Verdict.NOTE: "yellow",
-    Verdict.DEGRADED: "bold yellow",
-    Verdict.CANNOT: "red",
-    Verdict.FAILED: "red",
-}
-_FATAL = {Verdict.CANNOT, Verdict.FAILED}
-
-
-def check(
-    url: Annotated[
-        str | None, typer.Argument(metavar="URL", help="Also read from this prefix or object.", show_default=False)
-    ] = None,
-    config: ConfigFlag = None,
-    listen: ListenFlag = None,
-    cache_dir: CacheDirFlag = None,
-    cache_size: CacheSizeFlag = None,
-    status: StatusFlag = None,
-    workers: WorkersFlag = None,
-    lanes: LanesFlag = None,
-    log: LogFlag = None,
-    log_level: LogLevelFlag = None,
-    set_: SetFlag = None,
-) -> None:
-    """Show the effective configuration, where each value came from, and whether this machine can serve it.
-
-    With a URL, also check whether this machine can read it: credentials, endpoint, region, a listing, a ranged GET and
-    checksums. Exits with 2 if the configuration is wrong, and with 1 if the machine cannot serve it or cannot read the
-    URL. On a degraded machine the daemon still works, so the exit status is 0.
-    """
-    flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_, lanes)
-    effective = flags.load()
-    _show_configuration(effective)
-    findings = [*examine(effective.config), *credentials(effective.config)]
-    _show_findings("This machine", findings)
-    if url is not None:
-        data = examine_url(effective.config, url)
-        _show_findings(url, data)
-        findings += data
-    if any(finding.verdict in _FATAL for finding in findings):
-        raise typer.Exit(EXIT_FAILED)
-
-
-def _show_configuration(effective: Effective) -> None:
-    rows = []
-    for name, value in render(effective.config).items():
-        origin = effective.origins[name]
-        rows.append([Text(cell, "dim" if origin == "default" else "") for cell in (name, value, origin)])
-    print_table("Effective configuration", ("|option", "value", "from"), rows)
-
-
-def _show_findings(title: str, findings: list[Finding]) -> None:
-    rows = [
-        (one.question, Text(one.verdict.value, _STYLES[one.verdict]), f"{one.detail}\n{one.hint}".rstrip("\n"))
-        for one in findings
-    ]
-    print_table(title, ("question", "|answer", "found"), rows)
 
 
 def register(app: typer.Typer) -> None:

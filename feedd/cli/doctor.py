@@ -1,4 +1,7 @@
-"""``feedd doctor``: names the stage that holds a job up, or would, and what to turn."""
+"""``feedd doctor``: names the stage that holds a job up, or would, and what to turn.
+
+With a URL, a stand-in for a trainer takes batches as fast as they come.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from feedd.cli.flags import ConfigFlag, Flags, JsonFlag, SetFlag
+from feedd.cli.flags import ConfigFlag, Flags, JsonFlag, SetFlag, fields_of
 from feedd.cli.processes import start, start_daemon
 from feedd.cli.report import print_json, print_table
-from feedd.cli.running import NodeFlag, chosen_address, daemon_address
+from feedd.cli.running import NodeFlag, chosen_address, daemon_address, open_stores
 from feedd.config.types import is_unix
 from feedd.errors import BadConfig, BadRequest, FeeddError, NotFound
 from feedd.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from feedd.diagnosis.finding import Diagnosis, Evidence
+    from feedd.diagnosis.finding import Diagnosis
     from feedd.diagnosis.window import Window
 
 CASES: Final = ("cached", "decoded", "local")
@@ -35,6 +38,134 @@ _COPY_BYTES_MIN: Final = 64 << 20
 _COPY_BYTES_MAX: Final = 2 << 30
 _COPY_TIMES: Final = 2
 _BEGIN_S: Final = 60.0
+
+UrlArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="URL", help="Measure this data without a trainer; default: measure a running job."),
+]
+FieldsFlag = Annotated[
+    str, typer.Option("--fields", metavar="JSON", help="With URL: what to decode, as fields= of FeedDataset.")
+]
+BatchSizeFlag = Annotated[int, typer.Option("--batch-size", min=1, help="With URL: samples of a batch.")]
+WhatIfFlag = Annotated[
+    str,
+    typer.Option(
+        "--what-if",
+        metavar="CASE",
+        help="With URL: take the same batches again with shards cached, images decoded, or from a local copy of the "
+        "files: cached, decoded or local.",
+    ),
+]
+JobFlag = Annotated[
+    str,
+    typer.Option(
+        "--job", help="First digits of a session's id, a job's share= name or a trainer's process id; default: all."
+    ),
+]
+
+
+def doctor(
+    url: UrlArgument = None,
+    fields: FieldsFlag = "",
+    batch_size: BatchSizeFlag = 256,
+    what_if: WhatIfFlag = "",
+    job: JobFlag = "",
+    seconds: Annotated[float, typer.Option("--seconds", min=2, max=3600, help="How long to measure.")] = 10.0,
+    json_: JsonFlag = False,  # noqa: FBT002 - a flag is a flag
+    address: NodeFlag = None,
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+) -> None:
+    """Measure a running job, and name the one stage that holds it up, with the evidence and what to turn.
+
+    Run it while the job trains, as the job's user or as an administrator of the daemon. With a URL, no job is
+    needed: a stand-in takes batches as fast as they come, from a daemon with an empty cache, or from the daemon at
+    --address or $FEEDD_ADDRESS.
+    """
+    from feedd.diagnosis.diagnose import diagnose  # noqa: PLC0415 - as gRPC below
+
+    flags, best = Flags(config=config, set=set_), dict[str, Any]()
+    if url is None:
+        _refuse({"--fields": fields, "--what-if": what_if})
+        window = _of_job(daemon_address(address, flags.load().config), job, seconds)
+    else:
+        _refuse({"--job": job}, "no URL")
+        options = UrlOptions(url, fields, batch_size, seconds, chosen_address(address, None) or "", what_if)
+        options.check()
+        window, best = asyncio.run(measure_url(options, flags))
+    if json_:
+        print_json(diagnose(window).as_json() | ({"what_if": best} if best else {}))
+        return
+    _show(diagnose(window), window)
+    if best:
+        _print(f"what if {best['case']}", f"{best['now']:,.1f} to {best['best']:,.1f} batches/s, measured")
+
+
+def _refuse(given: dict[str, str], expected: str = "a URL") -> None:
+    """Refuse options that mean nothing here.
+
+    Raises:
+        BadConfig: one of them is given.
+    """
+    for option, value in given.items():
+        if value:
+            message = f"expected {expected} with {option}"
+            raise BadConfig(message, object=option, hint="see feedd doctor --help", stage="cli")
+
+
+def _of_job(address: str, job: str, seconds: float) -> Window:
+    """Return what happened in the next seconds to the trainers of a job.
+
+    Raises:
+        NotFound: there is no trainer.
+    """
+    from feedd.diagnosis.node import measure  # noqa: PLC0415 - gRPC takes a third of a second to import
+    from feedd.lanes.node_client import node_at  # noqa: PLC0415 - see above
+
+    async def run() -> Window:
+        async with node_at(address) as node:
+            return await measure(node.daemons, seconds, job=job, local=is_unix(address))
+
+    window = asyncio.run(run())
+    if not window.ranks and not window.listing:
+        raise NotFound(
+            "expected a trainer that takes batches, got none",
+            object=job or address,
+            hint="run feedd doctor while the job trains, or give it a URL",
+            stage="cli",
+        )
+    return window
+
+
+def _show(diagnosis: Diagnosis, window: Window) -> None:
+    from feedd.diagnosis.finding import STAGES  # noqa: PLC0415 - see _of_job
+
+    finding = diagnosis.finding
+    ranks = format_count(len(window.ranks), "rank")
+    if window.job_count > 1:
+        ranks += f" of the job that waits the longest, of {window.job_count} jobs (--job chooses)"
+    _print(diagnosis.about.title, f"({finding.verdict})")
+    rows = [
+        (one.what, _number(one.value, one.unit), _number(one.threshold, one.unit) if one.threshold else "-")
+        for one in finding.evidence
+    ]
+    print_table(f"{window.seconds:.0f} s, {ranks}", ("measured", "value", "threshold"), rows)
+    behind = f"{STAGES[diagnosis.behind]} ({diagnosis.behind})" if diagnosis.behind else ""
+    for label, text in (("do  ", finding.advice), ("turn", diagnosis.knob), ("gain", diagnosis.gain), ("next", behind)):
+        if text:
+            _print(label, f" {text}")
+
+
+def _print(label: str, text: str) -> None:
+    Console().print(Text(label, "bold").append(f" {text}", "not bold"))
+
+
+def _number(value: float, unit: str) -> str:
+    if unit == "share":
+        return f"{value:.0%}"
+    if unit in {"bytes", "bytes/s"}:
+        return format_size(round(value)) + unit.removeprefix("bytes")
+    return f"{value:.3g} {unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +194,7 @@ class UrlOptions:
         Raises:
             BadConfig: the fields are not JSON, the case is unknown, or the client is not installed here.
         """
-        if self.fields:
-            try:
-                found = json.loads(self.fields)
-            except ValueError as error:
-                raise BadConfig(
-                    f"expected JSON, got {self.fields!r}: {error}", object="--fields", stage="cli"
-                ) from None
-            if not isinstance(found, dict):
-                hint = """for example --fields '{"jpg": "image:224x224", "cls": "int"}'"""
-                raise BadConfig(f"expected a JSON object, got {self.fields}", object="--fields", hint=hint, stage="cli")
+        fields_of(self.fields)
         if self.what_if and self.what_if not in CASES:
             message = f"expected {', '.join(CASES[:-1])} or {CASES[-1]}, got {self.what_if!r}"
             raise BadConfig(message, object="--what-if", stage="cli")
@@ -85,27 +207,8 @@ class UrlOptions:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class HeadRoom:
-    """What the same batches would come at.
-
-    Attributes:
-        case: one of ``CASES``.
-        now: batches per second as measured, opening included.
-        best: batches per second in that case.
-    """
-
-    case: str
-    now: float
-    best: float
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the form that ``feedd doctor --json`` prints."""
-        return {"case": self.case, "now": round(self.now, 3), "best": round(self.best, 3), "unit": "batches/s"}
-
-
-async def measure_url(options: UrlOptions, flags: Flags) -> tuple[Window, HeadRoom | None]:
-    """Return what a stand-in trainer met, and the head-room if it is asked for.
+async def measure_url(options: UrlOptions, flags: Flags) -> tuple[Window, dict[str, Any]]:
+    """Return what a stand-in trainer met, and what the same batches would come at, if it is asked for.
 
     Raises:
         FeeddError: the daemon or the stand-in failed.
@@ -122,13 +225,13 @@ async def measure_url(options: UrlOptions, flags: Flags) -> tuple[Window, HeadRo
                 stage="cli",
             )
         if not options.what_if:
-            return window, None
+            return window, {}
         now = await stand_in.stop()
         if options.what_if == "cached":
             best = await stand_in.replay(options.seconds)
         else:
             best = await _best(stack, options, flags, address, window.fetch.read_bytes)
-    return window, HeadRoom(options.what_if, now, best)
+    return window, {"case": options.what_if, "now": round(now, 3), "best": round(best, 3), "unit": "batches/s"}
 
 
 async def _window(stand_in: _StandIn, address: str, options: UrlOptions) -> Window:
@@ -257,14 +360,10 @@ async def copy_first(url: str, size_bytes: int, folder: Path, flags: Flags) -> N
         BadRequest: the URL is no plain prefix.
         NotFound, PermissionDenied, StoreUnavailable: as the store answered.
     """
-    from feedd.catalog.sources import Sources  # noqa: PLC0415 - the SDK takes most of a second to import
-    from feedd.catalog.urls import parse_url  # noqa: PLC0415 - see above
-    from feedd.clock import SystemClock  # noqa: PLC0415 - see above
-    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
+    from feedd.catalog.urls import parse_url  # noqa: PLC0415 - slow to import
     from feedd.fetch.pages import closing_pages  # noqa: PLC0415 - see above
     from feedd.flow.pools import LOCAL_FILES  # noqa: PLC0415 - see above
     from feedd.flow.range_sinks import MemorySink  # noqa: PLC0415 - see above
-    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
 
     location = parse_url(url)
     if location.manifest or location.format or not url.endswith("/"):
@@ -272,9 +371,8 @@ async def copy_first(url: str, size_bytes: int, folder: Path, flags: Flags) -> N
             f"expected a prefix such as s3://bucket/train/ for --what-if local, got {url}", object="URL", stage="cli"
         )
     copied_bytes = 0
-    options = source_options(flags.load().config)
     async with (
-        Sources(options, NullRecorder(), SystemClock()) as sources,
+        open_stores(flags.load().config) as sources,
         closing_pages(sources.buckets.of(location.root).list(location.key)) as pages,
     ):
         async for page in pages:
@@ -293,137 +391,6 @@ def _write(path: Path, data: bytearray) -> None:
     path.write_bytes(data)
 
 
-UrlArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="URL", help="Measure this data without a trainer; default: measure a running job."),
-]
-FieldsFlag = Annotated[
-    str, typer.Option("--fields", metavar="JSON", help="With URL: what to decode, as fields= of FeedDataset.")
-]
-BatchSizeFlag = Annotated[int, typer.Option("--batch-size", min=1, help="With URL: samples of a batch.")]
-WhatIfFlag = Annotated[
-    str,
-    typer.Option(
-        "--what-if",
-        metavar="CASE",
-        help="With URL: take the same batches again with shards cached, images decoded, or from a local copy of the "
-        "files: cached, decoded or local.",
-    ),
-]
-JobFlag = Annotated[
-    str,
-    typer.Option(
-        "--job", help="First digits of a session's id, a job's share= name or a trainer's process id; default: all."
-    ),
-]
-
-
 def register(app: typer.Typer) -> None:
     """Add the ``doctor`` command."""
-
-    @app.command(epilog="Example: feedd doctor --seconds 30")
-    def doctor(
-        url: UrlArgument = None,
-        fields: FieldsFlag = "",
-        batch_size: BatchSizeFlag = 256,
-        what_if: WhatIfFlag = "",
-        job: JobFlag = "",
-        seconds: Annotated[float, typer.Option("--seconds", min=2, max=3600, help="How long to measure.")] = 10.0,
-        json_: JsonFlag = False,  # noqa: FBT002 - a flag is a flag
-        address: NodeFlag = None,
-        config: ConfigFlag = None,
-        set_: SetFlag = None,
-    ) -> None:
-        """Measure a running job, and name the one stage that holds it up, with the evidence and what to turn.
-
-        Run it while the job trains, as the job's user or as an administrator of the daemon. With a URL, no job is
-        needed: a stand-in takes batches as fast as they come, from a daemon with an empty cache, or from the daemon at
-        --address or $FEEDD_ADDRESS.
-        """
-        from feedd.diagnosis.diagnose import diagnose  # noqa: PLC0415 - as gRPC below
-
-        flags, room = Flags(config=config, set=set_), None
-        if url is None:
-            _refuse({"--fields": fields, "--what-if": what_if})
-            window = _of_job(daemon_address(address, flags.load().config), job, seconds)
-        else:
-            _refuse({"--job": job}, "no URL")
-            options = UrlOptions(url, fields, batch_size, seconds, chosen_address(address, None) or "", what_if)
-            options.check()
-            window, room = asyncio.run(measure_url(options, flags))
-        diagnosis = diagnose(window)
-        if json_:
-            more = {} if room is None else {"what_if": room.as_json()}
-            print_json(diagnosis.as_json() | more)
-            return
-        _show(Console(), diagnosis, window)
-        if room is not None:
-            Console().print(f"[bold]what if {room.case}[/]  {room.now:,.1f} to {room.best:,.1f} batches/s, measured")
-
-
-def _of_job(address: str, job: str, seconds: float) -> Window:
-    """Return what happened in the next seconds to the trainers of a job.
-
-    Raises:
-        NotFound: there is no trainer.
-    """
-    window = asyncio.run(_measure(address, job, seconds))
-    if not window.ranks and not window.listing:
-        raise NotFound(
-            "expected a trainer that takes batches, got none",
-            object=job or address,
-            hint="run feedd doctor while the job trains, or give it a URL",
-            stage="cli",
-        )
-    return window
-
-
-def _refuse(given: dict[str, str], expected: str = "a URL") -> None:
-    """Refuse options that mean nothing here.
-
-    Raises:
-        BadConfig: one of them is given.
-    """
-    for option, value in given.items():
-        if value:
-            message = f"expected {expected} with {option}"
-            raise BadConfig(message, object=option, hint="see feedd doctor --help", stage="cli")
-
-
-async def _measure(address: str, job: str, seconds: float) -> Window:
-    from feedd.diagnosis.node import measure  # noqa: PLC0415 - gRPC takes a third of a second to import
-    from feedd.lanes.node_client import node_at  # noqa: PLC0415 - see above
-
-    async with node_at(address) as node:
-        return await measure(node.daemons, seconds, job=job, local=is_unix(address))
-
-
-def _show(console: Console, diagnosis: Diagnosis, window: Window) -> None:
-    from feedd.diagnosis.finding import STAGES  # noqa: PLC0415 - see _measure
-
-    finding = diagnosis.finding
-    ranks = format_count(len(window.ranks), "rank")
-    if window.job_count > 1:
-        ranks += f" of the job that waits the longest, of {window.job_count} jobs (--job chooses)"
-    console.print(f"[bold]{escape(diagnosis.about.title)}[/] ({finding.verdict})")
-    rows = [(one.what, *_numbers(one)) for one in finding.evidence]
-    print_table(f"{window.seconds:.0f} s, {ranks}", ("measured", "value", "threshold"), rows)
-    console.print(f"[bold]do[/]    {escape(finding.advice)}")
-    if diagnosis.knob:
-        console.print(f"[bold]turn[/]  {escape(diagnosis.knob)}")
-    if diagnosis.gain:
-        console.print(f"[bold]gain[/]  {diagnosis.gain}")
-    if diagnosis.behind:
-        console.print(f"[bold]next[/]  {escape(STAGES[diagnosis.behind])} ({diagnosis.behind})")
-
-
-def _numbers(one: Evidence) -> tuple[str, str]:
-    return _number(one.value, one.unit), _number(one.threshold, one.unit) if one.threshold else "-"
-
-
-def _number(value: float, unit: str) -> str:
-    if unit == "share":
-        return f"{value:.0%}"
-    if unit in {"bytes", "bytes/s"}:
-        return format_size(round(value)) + unit.removeprefix("bytes")
-    return f"{value:.3g} {unit}"
+    app.command(epilog="Example: feedd doctor --seconds 30")(doctor)

@@ -5,15 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from feedd.channels.channel import InputMode
 from feedd.channels.job import CONFIG_FOLDER, DATA_FOLDER, ChannelFlags, Cluster, Job
-from feedd.cli.flags import CacheDirFlag, ConfigFlag, Flags, JsonFlag, SetFlag, cluster_of
+from feedd.cli.flags import (
+    CacheDirFlag,
+    ChannelFlag,
+    CompressionFlag,
+    ConfigFlag,
+    Flags,
+    JsonFlag,
+    NodeRankFlag,
+    NodesFlag,
+    RootFlag,
+    SeedFlag,
+    SetFlag,
+    ShardingFlag,
+    cluster_of,
+)
 from feedd.cli.report import EXIT_FAILED, error_facts, log_without_notices, meter, print_json, say
-from feedd.cli.running import run_stoppable
+from feedd.cli.running import open_stores, run_stoppable
 from feedd.errors import BadRequest
 from feedd.units import format_size
 
@@ -27,39 +41,18 @@ if TYPE_CHECKING:
     from feedd.daemon.signals import StopRequests
     from feedd.file_mode.files_run import ChannelFiles
 
-_PANEL = "Channels named by --channel"
 _STATE_FOLDER = "input/.feedd"
 _SHOW_S = 0.25
 
 
 def files(
-    root: Annotated[Path, typer.Option("--root", help="Folder with the role of /opt/ml.")] = Path("/opt/ml"),
-    channel: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--channel",
-            metavar="NAME=URL",
-            help="s3://bucket/prefix/, or manifest+s3://… May be repeated; default: all of the job's files.",
-        ),
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, max=65536, help="Number of nodes; default: from the job's files.")
-    ] = None,
-    node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="Rank of this node.")] = None,
-    sharding: Annotated[
-        str | None,
-        typer.Option("--sharding", help="key (ShardedByS3Key) or replicated.", rich_help_panel=_PANEL),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed", help="ShuffleConfig.Seed, which decides with key who gets what.", rich_help_panel=_PANEL
-        ),
-    ] = None,
-    compression: Annotated[
-        str | None,
-        typer.Option("--compression", help="None: SageMaker has Gzip in Pipe mode only.", rich_help_panel=_PANEL),
-    ] = None,
+    root: RootFlag = Path("/opt/ml"),
+    channel: ChannelFlag = None,
+    nodes: NodesFlag = None,
+    node_rank: NodeRankFlag = None,
+    sharding: ShardingFlag = None,
+    seed: SeedFlag = None,
+    compression: CompressionFlag = None,
     json_: JsonFlag = False,  # noqa: FBT002 - a flag is a flag
     cache_dir: CacheDirFlag = None,
     config: ConfigFlag = None,
@@ -135,16 +128,12 @@ async def _bring(
     requests: StopRequests,
 ) -> None:
     """List all channels into ``found``, then bring their files, until done or a signal comes."""
-    from feedd.catalog.sources import Sources  # noqa: PLC0415 - see run_stoppable
-    from feedd.clock import SystemClock  # noqa: PLC0415 - see run_stoppable
     from feedd.daemon.cut_short import ended_by  # noqa: PLC0415 - see run_stoppable
-    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see run_stoppable
     from feedd.file_mode.cached_entries import CachedEntries  # noqa: PLC0415 - see run_stoppable
     from feedd.file_mode.files_run import FilesRun  # noqa: PLC0415 - see run_stoppable
     from feedd.file_mode.root_lock import root_locked  # noqa: PLC0415 - see run_stoppable
     from feedd.flow.loop_thread import LoopThread  # noqa: PLC0415 - see run_stoppable
     from feedd.lanes.lane import Lane  # noqa: PLC0415 - see run_stoppable
-    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see run_stoppable
 
     lanes = config.lanes if isinstance(config.lanes, int) else 1
     cached = CachedEntries([Lane(lane, lanes).cache_dir(config.cache.dir) for lane in range(lanes)])
@@ -152,7 +141,7 @@ async def _bring(
         say(f"{refusal.object}: nothing is copied from this cache: {refusal.message}")
     async with (
         ended_by(requests.now),
-        Sources(source_options(config), NullRecorder(), SystemClock(), LoopThread("feedd-fetch")) as sources,
+        open_stores(config, work_loop=LoopThread("feedd-fetch")) as sources,
         ended_by(requests.drain),
     ):
         found += await _listed(sources, root, channels)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,53 +24,31 @@ if TYPE_CHECKING:
 
 _ENGINES = ("local", "ray")
 _PANEL = "Configuration: flag, else FEEDD_… variable, else TOML file, else default"
+_option = partial(typer.Option, rich_help_panel=_PANEL)
 
 ConfigFlag = Annotated[
-    Path | None,
-    typer.Option("--config", help="TOML file; else $FEEDD_CONFIG, else /etc/feedd/feedd.toml.", rich_help_panel=_PANEL),
+    Path | None, _option("--config", help="TOML file; else $FEEDD_CONFIG, else /etc/feedd/feedd.toml.")
 ]
 ListenFlag = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--listen",
-        help="Address for trainers: unix:///path.sock or host:port. May be repeated.",
-        rich_help_panel=_PANEL,
-    ),
+    list[str] | None, _option("--listen", help="Address for trainers: unix:///path.sock or host:port. May be repeated.")
 ]
-CacheDirFlag = Annotated[Path | None, typer.Option("--cache-dir", help="Directory for shards.", rich_help_panel=_PANEL)]
-CacheSizeFlag = Annotated[
-    str | None, typer.Option("--cache-size", help="Maximum disk space of the cache: 800GiB.", rich_help_panel=_PANEL)
-]
-StatusFlag = Annotated[
-    str | None, typer.Option("--status", help="Address of the status page and metrics, or off.", rich_help_panel=_PANEL)
-]
-WorkersFlag = Annotated[
-    str | None, typer.Option("--workers", help="Number of decode workers, or auto.", rich_help_panel=_PANEL)
-]
-LanesFlag = Annotated[
-    str | None,
-    typer.Option("--lanes", help="Number of daemons that share this node, or auto.", rich_help_panel=_PANEL),
-]
+CacheDirFlag = Annotated[Path | None, _option("--cache-dir", help="Directory for shards.")]
+CacheSizeFlag = Annotated[str | None, _option("--cache-size", help="Maximum disk space of the cache: 800GiB.")]
+StatusFlag = Annotated[str | None, _option("--status", help="Address of the status page and metrics, or off.")]
+WorkersFlag = Annotated[str | None, _option("--workers", help="Number of decode workers, or auto.")]
+LanesFlag = Annotated[str | None, _option("--lanes", help="Number of daemons that share this node, or auto.")]
 AutotuneFlag = Annotated[
     bool | None,
-    typer.Option(
+    _option(
         "--autotune/--no-autotune",
         help="Adapt the numbers of workers and requests to demand, or keep them at their maximum.",
         show_default=False,
-        rich_help_panel=_PANEL,
     ),
 ]
-LogFlag = Annotated[
-    str | None, typer.Option("--log", help="json, text, or auto: text on a terminal.", rich_help_panel=_PANEL)
-]
-LogLevelFlag = Annotated[
-    str | None, typer.Option("--log-level", help="debug, info, warning or error.", rich_help_panel=_PANEL)
-]
+LogFlag = Annotated[str | None, _option("--log", help="json, text, or auto: text on a terminal.")]
+LogLevelFlag = Annotated[str | None, _option("--log-level", help="debug, info, warning or error.")]
 SetFlag = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="Any option by its name: cache.free_reserve=5GiB.", rich_help_panel=_PANEL
-    ),
+    list[str] | None, _option("--set", metavar="NAME=VALUE", help="Any option by its name: cache.free_reserve=5GiB.")
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 PartFlag = Annotated[
@@ -85,9 +65,51 @@ def _engine(name: str) -> str:
 EngineFlag = Annotated[
     str,
     typer.Option(
-        "--engine",
-        help="local: this process. ray: Ray tasks, on the cluster of $RAY_ADDRESS.",
-        callback=_engine,
+        "--engine", help="local: this process. ray: Ray tasks, on the cluster of $RAY_ADDRESS.", callback=_engine
+    ),
+]
+
+
+channel_option = partial(
+    typer.Option, rich_help_panel="Channels: these flags, else ROOT/input/config/inputdataconfig.json"
+)
+
+RootFlag = Annotated[Path, typer.Option("--root", help="Folder with the layout of a SageMaker container's /opt/ml.")]
+ChannelFlag = Annotated[
+    list[str] | None,
+    channel_option(
+        "--channel",
+        metavar="NAME=URL",
+        help="A channel and its data: s3://… or manifest+s3://…; pipes also read augmented+s3://…. May be repeated; "
+        "default: the channels of the job's files.",
+    ),
+]
+ShardingFlag = Annotated[
+    str | None,
+    channel_option(
+        "--sharding", metavar="key|replicated", help="key: ShardedByS3Key. replicated: FullyReplicated, the default."
+    ),
+]
+NodesFlag = Annotated[
+    int | None,
+    channel_option(
+        "--nodes", min=1, max=65536, help="Number of nodes; else the hosts of resourceconfig.json, or of $SM_HOSTS."
+    ),
+]
+NodeRankFlag = Annotated[int | None, channel_option("--node-rank", min=0, help="Rank of this node.")]
+SeedFlag = Annotated[
+    int | None,
+    channel_option(
+        "--seed",
+        help="ShuffleConfig.Seed: it decides with key who gets what, and pipes shuffle the objects in each epoch.",
+    ),
+]
+CompressionFlag = Annotated[
+    str | None,
+    channel_option(
+        "--compression",
+        metavar="Gzip|None",
+        help="CompressionType: Gzip decompresses each object; SageMaker has it in Pipe mode only.",
     ),
 ]
 
@@ -122,20 +144,23 @@ class Flags:
 
     def arguments(self) -> list[str]:
         """Return the flags as a command line, for another process of this program."""
-        plain = {
-            "--config": self.config and str(self.config.absolute()),
-            "--cache-dir": self.cache_dir and str(self.cache_dir.absolute()),
-            "--cache-size": self.cache_size,
-            "--status": self.status,
-            "--workers": self.workers,
-            "--lanes": self.lanes,
-            "--log": self.log,
-            "--log-level": self.log_level,
-        }
         switches = [] if self.autotune is None else ["--autotune" if self.autotune else "--no-autotune"]
-        pairs = [(name, value) for name, value in plain.items() if value]
-        pairs += [("--listen", address) for address in self.listen or ()] + [("--set", one) for one in self.set or ()]
-        return switches + [part for pair in pairs for part in pair]
+        plain = [(f"--{flag}", str(value)) for flag, _, value in self._plain() if value]
+        plain += [("--config", str(self.config.absolute()))] if self.config else []
+        plain += [("--listen", address) for address in self.listen or ()] + [("--set", one) for one in self.set or ()]
+        return switches + [part for pair in plain for part in pair]
+
+    def _plain(self) -> list[tuple[str, str, object]]:
+        """Return the name, the option and the value of each flag with one value."""
+        return [
+            ("cache-dir", "cache.dir", self.cache_dir and str(self.cache_dir.absolute())),
+            ("cache-size", "cache.size", self.cache_size),
+            ("status", "status", self.status),
+            ("workers", "decode.workers", self.workers),
+            ("lanes", "lanes", self.lanes),
+            ("log", "log.format", self.log),
+            ("log-level", "log.level", self.log_level),
+        ]
 
     def _given(self) -> dict[str, tuple[object, str]]:
         given: dict[str, tuple[object, str]] = {}
@@ -144,18 +169,12 @@ class Flags:
             if not equals:
                 raise typer.BadParameter(f"expected NAME=VALUE, got {text!r}", param_hint="--set")
             given[name.strip()] = (_parse(value.strip()), "flag --set")
-        plain: dict[str, tuple[object, str]] = {
-            "listen": ([_absolute(address) for address in self.listen or []] or None, "flag --listen"),
-            "cache.dir": (str(self.cache_dir.absolute()) if self.cache_dir else None, "flag --cache-dir"),
-            "cache.size": (self.cache_size, "flag --cache-size"),
-            "status": (self.status, "flag --status"),
-            "decode.workers": (self.workers, "flag --workers"),
-            "lanes": (self.lanes, "flag --lanes"),
-            "autotune": (self.autotune, "flag --autotune" if self.autotune else "flag --no-autotune"),
-            "log.format": (self.log, "flag --log"),
-            "log.level": (self.log_level, "flag --log-level"),
-        }
-        return given | {name: pair for name, pair in plain.items() if pair[0] is not None}
+        given |= {option: (value, f"flag --{flag}") for flag, option, value in self._plain() if value is not None}
+        if self.listen:
+            given["listen"] = ([_absolute(address) for address in self.listen], "flag --listen")
+        if self.autotune is not None:
+            given["autotune"] = (self.autotune, "flag --autotune" if self.autotune else "flag --no-autotune")
+        return given
 
 
 def _absolute(address: str) -> str:
@@ -201,3 +220,19 @@ def size_of(text: str, flag: str, least_bytes: int = 1, most_bytes: int | None =
     if most_bytes is not None:
         expected = f"{format_size(least_bytes)} to {format_size(most_bytes)}"
     raise BadConfig(f"expected {expected}, got {text}", object=flag, stage="cli")
+
+
+def fields_of(text: str) -> dict[str, Any]:
+    """Return the recipe of each field that ``--fields`` names.
+
+    Raises:
+        BadConfig: the text is not a JSON object.
+    """
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        hint = """for example --fields '{"jpg": "image:224x224", "cls": "int"}'"""
+        raise BadConfig(f"expected a JSON object, got {text}", object="--fields", hint=hint, stage="cli")
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path  # noqa: TC003 - typer resolves annotations at run time
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +20,7 @@ from feedd.cli.report import (
     say,
     say_notices,
 )
-from feedd.cli.running import run_stoppable
+from feedd.cli.running import open_parts, run_stoppable
 from feedd.dataset.shard_part import WHOLE, ShardPart
 from feedd.metrics import SOURCE_BYTES
 from feedd.prepare.index_writer import IndexTarget
@@ -29,7 +28,7 @@ from feedd.prepare.sample_counter import Counter, Counting, index_url
 from feedd.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from feedd.config import Config
     from feedd.daemon.signals import StopRequests
@@ -124,7 +123,12 @@ def index(
     flags.load()
     log_without_notices()
     job = _Job(url, index_url(url) if out is None else str(out.absolute()), check, manifest, chosen, engine)
-    with _display(quiet=json_ or check) as report:
+    with bar(*byte_columns(), quiet=json_ or check) as update:
+
+        def report(progress: Counting) -> None:
+            what = f"{progress.done_count} of {progress.shard_count} shards, {progress.sample_count} samples"
+            update(description=what, total=progress.size_bytes, completed=progress.done_bytes)
+
         outcome = _run(flags, job, report)
     _conclude(outcome, job, json_=json_)
 
@@ -220,9 +224,7 @@ def _run(flags: Flags, job: _Job, report: Callable[[Counting], object]) -> _Outc
 
 async def _count(config: Config, job: _Job, report: Callable[[Counting], object], requests: StopRequests) -> _Outcome:
     """Count until all shards are done or a first signal comes, then save; a second signal also ends the saving."""
-    from feedd.clock import SystemClock  # noqa: PLC0415 - see run_stoppable
     from feedd.daemon.cut_short import ended_by  # noqa: PLC0415 - see run_stoppable
-    from feedd.daemon.wiring import open_pipeline  # noqa: PLC0415 - see run_stoppable
     from feedd.observe.recorder import TotalRecorder  # noqa: PLC0415 - see run_stoppable
 
     recorder = TotalRecorder(SOURCE_BYTES)
@@ -231,7 +233,7 @@ async def _count(config: Config, job: _Job, report: Callable[[Counting], object]
     fetched_bytes = 0
     written: Written | None = None
     found: Difference | None = None
-    async with ended_by(requests.now), open_pipeline(config, recorder, SystemClock()) as pipeline:
+    async with ended_by(requests.now), open_parts(config, recorder) as pipeline:
         counter = _counter(pipeline, job, report)
         async with ended_by(requests.drain):
             await counter.open()
@@ -270,18 +272,6 @@ async def _count_all(counter: Counter, config: Config, job: _Job) -> int:
 
 def _counter(pipeline: Pipeline, job: _Job, report: Callable[[Counting], object]) -> Counter:
     return Counter(pipeline, job.url, IndexTarget(pipeline.stages.sources, job.target), report, job.part)
-
-
-@contextmanager
-def _display(*, quiet: bool) -> Iterator[Callable[[Counting], object]]:
-    """Show a progress bar on a terminal, and nothing elsewhere."""
-    with bar(*byte_columns(), quiet=quiet) as update:
-
-        def report(progress: Counting) -> None:
-            what = f"{progress.done_count} of {progress.shard_count} shards, {progress.sample_count} samples"
-            update(description=what, total=progress.size_bytes, completed=progress.done_bytes)
-
-        yield report
 
 
 def register(app: typer.Typer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ from rich.progress import MofNCompleteColumn
 
 from feedd.cli.flags import ConfigFlag, EngineFlag, Flags, JsonFlag, PartFlag, SetFlag, size_of
 from feedd.cli.report import EXIT_FAILED, bar, log_without_notices, print_json, say, say_notices
-from feedd.cli.running import run_stoppable
+from feedd.cli.running import open_stores, run_stoppable
 from feedd.dataset.shard_part import WHOLE, ShardPart
 from feedd.notices import notices_of
 from feedd.pack.pack_options import SHARD_BYTES_LEAST, SHARD_BYTES_MOST, PackOptions
@@ -19,7 +18,7 @@ from feedd.pack.shard_writers import FORMATS
 from feedd.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from feedd.config import Config
     from feedd.daemon.signals import StopRequests
@@ -68,7 +67,11 @@ def pack(
     flags = Flags(config=config, set=set_)
     flags.load()
     log_without_notices()
-    with _display(quiet=json_) as report:
+    with bar(MofNCompleteColumn(), quiet=json_) as update:
+
+        def report(progress: Packing) -> None:
+            update(description="shards", total=progress.mine_count, completed=progress.done_count)
+
         progress, stopped = _run(flags, _Job(options, target, mine, engine), report)
     _conclude(progress, target, json_=json_, stopped=stopped)
 
@@ -101,23 +104,19 @@ def _run(flags: Flags, job: _Job, report: Callable[[Packing], object]) -> tuple[
 async def _pack(
     config: Config, job: _Job, report: Callable[[Packing], object], requests: StopRequests
 ) -> tuple[Packing, bool]:
-    from feedd.catalog.sources import Sources  # noqa: PLC0415 - see run_stoppable
-    from feedd.clock import SystemClock  # noqa: PLC0415 - see run_stoppable
     from feedd.daemon.cut_short import ended_by  # noqa: PLC0415 - see run_stoppable
-    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see run_stoppable
-    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see run_stoppable
     from feedd.pack.pack_run import PackRun  # noqa: PLC0415 - see run_stoppable
 
     whole = False
-    access = source_options(config)
-    async with Sources(access, NullRecorder(), SystemClock()) as sources:
+    async with open_stores(config) as sources:
         run = PackRun(sources, job.options, job.target, report)
         async with ended_by(requests.drain):
             frozen = await run.open()
             if job.engine == "ray":
+                from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see run_stoppable
                 from feedd.pack.ray_engine import RayJob, make_on_ray  # noqa: PLC0415 - an extra
 
-                await make_on_ray(run, frozen, job.part, RayJob(access, run.url, frozen.digest))
+                await make_on_ray(run, frozen, job.part, RayJob(source_options(config), run.url, frozen.digest))
             else:
                 await run.make(frozen, job.part)
             await run.finish(frozen)
@@ -151,17 +150,6 @@ def _conclude(progress: Packing, target: str, *, json_: bool, stopped: bool) -> 
     else:
         there = f"{progress.present_count} of {progress.shard_count} shards are there"
         say(f"{mine} of this part are written; {there}. The last part writes the manifest")
-
-
-@contextmanager
-def _display(*, quiet: bool) -> Iterator[Callable[[Packing], object]]:
-    """Show a progress bar on a terminal, and nothing elsewhere."""
-    with bar(MofNCompleteColumn(), quiet=quiet) as update:
-
-        def report(progress: Packing) -> None:
-            update(description="shards", total=progress.mine_count, completed=progress.done_count)
-
-        yield report
 
 
 def register(app: typer.Typer) -> None:

@@ -21,7 +21,7 @@ from feedd.cli.report import (
     say_error,
     say_notices,
 )
-from feedd.cli.running import run_async
+from feedd.cli.running import open_parts, run_async
 from feedd.errors import FeeddError
 from feedd.notices import notices_of, summed
 from feedd.units import MIB, format_count, format_size
@@ -153,15 +153,12 @@ async def _look(config: Config, url: str, count: int) -> _Found:
     from feedd.access import EVERYTHING  # noqa: PLC0415 - see run_async
     from feedd.catalog.open_request import Request  # noqa: PLC0415 - see run_async
     from feedd.catalog.schema import Schema  # noqa: PLC0415 - see run_async
-    from feedd.clock import SystemClock  # noqa: PLC0415 - see run_async
-    from feedd.daemon.wiring import open_pipeline  # noqa: PLC0415 - see run_async
-    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see run_async
     from feedd.open_spec import DataSpec, OpenSpec, OrderSpec  # noqa: PLC0415 - see run_async
     from feedd.sessions.column_types import typed  # noqa: PLC0415 - see run_async
 
     request = Request.of(OpenSpec(DataSpec((url,)), OrderSpec(1)), 1)
     whole = config.model_copy(update={"fetch": config.fetch.model_copy(update={"span_size": 0})})  # no object has spans
-    async with open_pipeline(whole, NullRecorder(), SystemClock()) as pipeline:
+    async with open_parts(whole) as pipeline:
         stages = pipeline.stages
         listing = await pipeline.catalog.mixed(request.sources, lambda _: False, EVERYTHING)
         summary = _summary(url, listing)

@@ -12,7 +12,23 @@ import typer
 
 from feedd.channels.channel import InputMode
 from feedd.channels.job import ChannelFlags, Cluster, Job
-from feedd.cli.flags import ConfigFlag, Flags, LogFlag, LogLevelFlag, SetFlag, cluster_of, size_of
+from feedd.cli.flags import (
+    ChannelFlag,
+    CompressionFlag,
+    ConfigFlag,
+    Flags,
+    LogFlag,
+    LogLevelFlag,
+    NodeRankFlag,
+    NodesFlag,
+    RootFlag,
+    SeedFlag,
+    SetFlag,
+    ShardingFlag,
+    channel_option,
+    cluster_of,
+    size_of,
+)
 from feedd.cli.report import EXIT_FAILED, say
 from feedd.cli.running import run_stoppable
 from feedd.errors import BadRequest
@@ -28,69 +44,18 @@ if TYPE_CHECKING:
     from feedd.pipes.channel_pipe import PipeTotals
 
 _BUFFER_MIN = 1 << 20
-_CHANNELS = "Channels: these flags, else ROOT/input/config/inputdataconfig.json"
-
-RootFlag = Annotated[Path, typer.Option("--root", help="Folder with the layout of a SageMaker container's /opt/ml.")]
-ChannelFlag = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--channel",
-        metavar="NAME=URL",
-        help="A channel and its data: s3://…, manifest+s3://… or augmented+s3://…. May be repeated.",
-        rich_help_panel=_CHANNELS,
-    ),
-]
-ShardingFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--sharding",
-        metavar="key|replicated",
-        help="key: ShardedByS3Key. replicated: FullyReplicated, the default.",
-        rich_help_panel=_CHANNELS,
-    ),
-]
-NodesFlag = Annotated[
-    int | None,
-    typer.Option(
-        "--nodes",
-        min=1,
-        max=65536,
-        help="Number of nodes; else the hosts of resourceconfig.json, or of $SM_HOSTS.",
-        rich_help_panel=_CHANNELS,
-    ),
-]
-NodeRankFlag = Annotated[
-    int | None, typer.Option("--node-rank", min=0, help="Rank of this node.", rich_help_panel=_CHANNELS)
-]
-SeedFlag = Annotated[
-    int | None,
-    typer.Option("--seed", help="ShuffleConfig.Seed: shuffle the objects in each epoch.", rich_help_panel=_CHANNELS),
-]
 WrapperFlag = Annotated[
     str | None,
-    typer.Option(
+    channel_option(
         "--record-wrapper",
         metavar="RecordIO|None",
         help="RecordWrapperType: send each object, or attribute, as a RecordIO record.",
-        rich_help_panel=_CHANNELS,
-    ),
-]
-CompressionFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--compression",
-        metavar="Gzip|None",
-        help="CompressionType: decompress each object.",
-        rich_help_panel=_CHANNELS,
     ),
 ]
 AttributeFlag = Annotated[
     list[str] | None,
-    typer.Option(
-        "--attribute",
-        metavar="NAME",
-        help="AttributeNames of augmented manifests, in order. May be repeated.",
-        rich_help_panel=_CHANNELS,
+    channel_option(
+        "--attribute", metavar="NAME", help="AttributeNames of augmented manifests, in order. May be repeated."
     ),
 ]
 

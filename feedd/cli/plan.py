@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 import statistics
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 import typer
 
-from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, JsonFlag, SetFlag, WorkersFlag, size_of
+from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, JsonFlag, SetFlag, WorkersFlag, fields_of, size_of
 from feedd.cli.report import log_without_notices, notice_facts, print_json, print_table, say, say_notices
-from feedd.cli.running import run_async
+from feedd.cli.running import open_stores, run_async
 from feedd.dataset.assignment import Assignment
 from feedd.dataset.sharding import SAMPLE, assign_all, check_mode
 from feedd.errors import BadConfig, BadRequest
@@ -45,6 +46,8 @@ _JOB = "Simulation: the job, for --simulate"
 _MODEL = "Simulation: store and machine, for --simulate"
 _DATA = "Simulation: data that does not exist, instead of URL"
 
+_job, _model, _data = (partial(typer.Option, rich_help_panel=panel) for panel in (_JOB, _MODEL, _DATA))
+
 UrlsArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects, manifest+s3://… or augmented+s3://…"),
@@ -60,15 +63,10 @@ SampleSizeFlag = Annotated[
     str, typer.Option("--sample-size", help="Mean bytes of a sample, if samples are not counted.")
 ]
 KeysFlag = Annotated[bool, typer.Option("--keys", help="Print node and key of every object instead.")]
-SimulateFlag = Annotated[
-    bool,
-    typer.Option("--simulate", help="Run the whole job in virtual time, and print its figures.", rich_help_panel=_JOB),
-]
-RanksFlag = Annotated[int, typer.Option("--ranks", min=1, max=1024, help="Ranks per node.", rich_help_panel=_JOB)]
-EpochsFlag = Annotated[int, typer.Option("--epochs", min=1, max=1000, help="Number of epochs.", rich_help_panel=_JOB)]
-StepTimeFlag = Annotated[
-    str, typer.Option("--step-time", help="Time that a trainer works on a batch.", rich_help_panel=_JOB)
-]
+SimulateFlag = Annotated[bool, _job("--simulate", help="Run the whole job in virtual time, and print its figures.")]
+RanksFlag = Annotated[int, _job("--ranks", min=1, max=1024, help="Ranks per node.")]
+EpochsFlag = Annotated[int, _job("--epochs", min=1, max=1000, help="Number of epochs.")]
+StepTimeFlag = Annotated[str, _job("--step-time", help="Time that a trainer works on a batch.")]
 FieldsFlag = Annotated[
     str,
     typer.Option(
@@ -77,86 +75,38 @@ FieldsFlag = Annotated[
         help="What to decode; decides the spans of token files, and the bytes of a simulated batch.",
     ),
 ]
-BatchesFlag = Annotated[
-    int,
-    typer.Option("--prefetch", min=0, max=1024, help="Batches in advance of a rank; 0: auto.", rich_help_panel=_JOB),
-]
-SeedFlag = Annotated[int, typer.Option("--seed", min=0, help="Seed of the order.", rich_help_panel=_JOB)]
+BatchesFlag = Annotated[int, _job("--prefetch", min=0, max=1024, help="Batches in advance of a rank; 0: auto.")]
+SeedFlag = Annotated[int, _job("--seed", min=0, help="Seed of the order.")]
 SimulatedNodesFlag = Annotated[
     int,
-    typer.Option(
+    _job(
         "--simulated-nodes",
         min=1,
         help="Nodes that are really simulated: the fullest, the first, the last, others at random.",
-        rich_help_panel=_JOB,
     ),
 ]
-PngFlag = Annotated[Path | None, typer.Option("--png", help="Write charts to this file.", rich_help_panel=_JOB)]
-LatencyFlag = Annotated[
-    str, typer.Option("--latency", help="Time to the first byte of an answer.", rich_help_panel=_MODEL)
-]
-BandwidthFlag = Annotated[
-    str, typer.Option("--bandwidth", help="Bytes per second of a node's network link.", rich_help_panel=_MODEL)
-]
-ConnectionFlag = Annotated[
-    str,
-    typer.Option("--connection-bandwidth", help="Bytes per second of one request at most.", rich_help_panel=_MODEL),
-]
+PngFlag = Annotated[Path | None, _job("--png", help="Write charts to this file.")]
+LatencyFlag = Annotated[str, _model("--latency", help="Time to the first byte of an answer.")]
+BandwidthFlag = Annotated[str, _model("--bandwidth", help="Bytes per second of a node's network link.")]
+ConnectionFlag = Annotated[str, _model("--connection-bandwidth", help="Bytes per second of one request at most.")]
 RequestLimitFlag = Annotated[
     float,
-    typer.Option(
-        "--request-limit",
-        min=0,
-        help="Requests per second that the store serves to all nodes together; 0: any number.",
-        rich_help_panel=_MODEL,
+    _model(
+        "--request-limit", min=0, help="Requests per second that the store serves to all nodes together; 0: any number."
     ),
 ]
-DecodeTimeFlag = Annotated[
-    str, typer.Option("--decode-time", help="CPU time of a worker for one sample.", rich_help_panel=_MODEL)
-]
-OpenTimeFlag = Annotated[
-    str,
-    typer.Option("--open-time", help="Time of an open besides requests, shards and batches.", rich_help_panel=_MODEL),
-]
-GetPriceFlag = Annotated[
-    float, typer.Option("--get-price", min=0, help="Price of 1,000 GETs or HEADs.", rich_help_panel=_MODEL)
-]
-ListPriceFlag = Annotated[
-    float, typer.Option("--list-price", min=0, help="Price of 1,000 LISTs.", rich_help_panel=_MODEL)
-]
-GibPriceFlag = Annotated[
-    float, typer.Option("--gib-price", min=0, help="Price of a GiB from the store.", rich_help_panel=_MODEL)
-]
+DecodeTimeFlag = Annotated[str, _model("--decode-time", help="CPU time of a worker for one sample.")]
+OpenTimeFlag = Annotated[str, _model("--open-time", help="Time of an open besides requests, shards and batches.")]
+GetPriceFlag = Annotated[float, _model("--get-price", min=0, help="Price of 1,000 GETs or HEADs.")]
+ListPriceFlag = Annotated[float, _model("--list-price", min=0, help="Price of 1,000 LISTs.")]
+GibPriceFlag = Annotated[float, _model("--gib-price", min=0, help="Price of a GiB from the store.")]
 BenchFlag = Annotated[
     Path | None,
-    typer.Option(
-        "--from-bench",
-        help="Take both bandwidths from a file with the output of feedd bench ingest --json.",
-        rich_help_panel=_MODEL,
-    ),
+    _model("--from-bench", help="Take both bandwidths from a file with the output of feedd bench ingest --json."),
 ]
-ShardsFlag = Annotated[
-    int, typer.Option("--shards", min=0, max=10_000_000, help="Number of shards.", rich_help_panel=_DATA)
-]
-ShardSizeFlag = Annotated[str, typer.Option("--shard-size", help="Bytes of a shard.", rich_help_panel=_DATA)]
-ShardSamplesFlag = Annotated[
-    int, typer.Option("--samples-per-shard", min=1, help="Samples of a shard.", rich_help_panel=_DATA)
-]
-
-
-_PLAN_ONLY: Final = {
-    "urls",
-    "nodes",
-    "sharding",
-    "batch_size",
-    "window_shards",
-    "sample_size",
-    "fields",
-    "keys",
-    "json_",
-    "config",
-    "set_",
-}
+ShardsFlag = Annotated[int, _data("--shards", min=0, max=10_000_000, help="Number of shards.")]
+ShardSizeFlag = Annotated[str, _data("--shard-size", help="Bytes of a shard.")]
+ShardSamplesFlag = Annotated[int, _data("--samples-per-shard", min=1, help="Samples of a shard.")]
 
 
 def plan(
@@ -229,27 +179,22 @@ def _refuse_simulation_flags(context: typer.Context) -> None:
     Raises:
         BadConfig: the user gave one of them.
     """
-    for name in context.params.keys() - _PLAN_ONLY:
+    for one in context.command.params:
+        name = one.name or ""
+        simulates = getattr(one, "rich_help_panel", None) in {_JOB, _MODEL, _DATA} or name in {"cache_size", "workers"}
         source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if simulates and source is not None and source.name == "COMMANDLINE":
             flag = f"--{name.replace('_', '-')}"
             raise BadConfig(f"expected --simulate with {flag}", object=flag, hint="add --simulate", stage="cli")
 
 
-def field_texts(text: str) -> tuple[tuple[str, str], ...]:
+def recipes_of(text: str) -> tuple[tuple[str, str], ...]:
     """Return name and recipe of each field that ``--fields`` names.
 
     Raises:
         BadConfig: the text is not a JSON object.
     """
-    if not text:
-        return ()
-    try:
-        found = json.loads(text)
-        return tuple((name, one if isinstance(one, str) else json.dumps(one)) for name, one in found.items())
-    except (ValueError, AttributeError) as error:
-        hint = """for example --fields '{"jpg": "image:224x224", "cls": "int"}'"""
-        raise BadConfig(f"expected a JSON object, got {text}", object="--fields", hint=hint, stage="cli") from error
+    return tuple((name, one if isinstance(one, str) else json.dumps(one)) for name, one in fields_of(text).items())
 
 
 def seconds_of(text: str, flag: str) -> float:
@@ -283,22 +228,17 @@ def list_for_plan(urls: list[str], fields: str, config: Config) -> tuple[Listing
         fields: the recipe as JSON, which decides the windows of token files; empty: there are none.
         config: access, and the size of spans.
     """
-    # The SDK takes most of a second to import, and --help and most other commands do not need it.
-    from feedd.catalog.dataset_lister import DatasetLister  # noqa: PLC0415 - see above
+    from feedd.catalog.dataset_lister import DatasetLister  # noqa: PLC0415 - slow to import
     from feedd.catalog.learned_counts import Learned  # noqa: PLC0415 - see above
-    from feedd.catalog.sources import Sources  # noqa: PLC0415 - see above
     from feedd.catalog.token_windows import windows_of  # noqa: PLC0415 - see above
     from feedd.clock import SystemClock  # noqa: PLC0415 - see above
-    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
-    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
     from feedd.recipe.recipe import parse_field  # noqa: PLC0415 - see above
 
-    windows = windows_of([parse_field(name, text) for name, text in field_texts(fields)])
+    windows = windows_of([parse_field(name, text) for name, text in recipes_of(fields)])
 
     async def resolve() -> tuple[Listing, tuple[ObjectRef, ...]]:
-        clock = SystemClock()
-        async with Sources(source_options(config), NullRecorder(), clock) as sources:
-            lister = DatasetLister(sources, clock, Learned())
+        async with open_stores(config) as sources:
+            lister = DatasetLister(sources, SystemClock(), Learned())
             found = await lister.list([urls], () if windows is None else (windows,), span_bytes=config.fetch.span_size)
             manifests = {ref.url for ref in found.frozen}
             return found, tuple([await sources.head(url) for url in found.counted_by if url not in manifests])
@@ -676,7 +616,7 @@ def _with_batch_bytes(job: JobModel, fields: str, listing: Listing) -> JobModel:
     from feedd.sessions.slot_counts import fixed_bytes  # noqa: PLC0415 - as above
 
     sample_bytes = int(listing.sizes.sum()) // max(sum(listing.counts.values()), 1)
-    known, pairs = None, field_texts(fields)
+    known, pairs = None, recipes_of(fields)
     if pairs:
         spec = job.open_spec((), 0, 0)
         known = fixed_bytes(Request.of(replace(spec, data=replace(spec.data, fields=pairs)), 1))

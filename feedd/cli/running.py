@@ -17,11 +17,16 @@ from feedd.errors import FeeddError, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+    from contextlib import AbstractAsyncContextManager
 
+    from feedd.catalog.sources import Sources
     from feedd.config import Config
     from feedd.daemon.signals import StopRequests
+    from feedd.flow.loop_thread import WorkLoop
     from feedd.lanes.node_client import NodeClient
+    from feedd.protocols import Recorder
     from feedd.serve.server_options import CacheState
+    from feedd.sessions.opening import Pipeline
 
 _T = TypeVar("_T")
 
@@ -58,6 +63,26 @@ def run_stoppable(work: Callable[[StopRequests], Coroutine[object, object, _T]])
             return await work(requests)
 
     return run_async(run())
+
+
+def open_stores(config: Config, recorder: Recorder | None = None, work_loop: WorkLoop | None = None) -> Sources:
+    """Return the stores of a configuration, to be entered, for a command that reads them without a daemon."""
+    # The SDK takes most of a second to import, and --help and most other commands do not need it.
+    from feedd.catalog.sources import Sources  # noqa: PLC0415 - see above
+    from feedd.clock import SystemClock  # noqa: PLC0415 - see above
+    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
+    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
+
+    return Sources(source_options(config), recorder or NullRecorder(), SystemClock(), work_loop)
+
+
+def open_parts(config: Config, recorder: Recorder | None = None) -> AbstractAsyncContextManager[Pipeline]:
+    """Return what a daemon opens to read datasets, to be entered, for a command that needs no daemon."""
+    from feedd.clock import SystemClock  # noqa: PLC0415 - as above
+    from feedd.daemon.wiring import open_pipeline  # noqa: PLC0415 - as above
+    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - as above
+
+    return open_pipeline(config, recorder or NullRecorder(), SystemClock())
 
 
 AddressFlag = Annotated[

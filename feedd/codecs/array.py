@@ -50,7 +50,7 @@ class RawCodec:
         out[...] = little_endian.reshape(out.shape)
 
     def stored_at(self, head: memoryview, size_bytes: int, shape: Sequence[int]) -> int | None:  # noqa: ARG002 - no head
-        """Return 0 if the sample is a row of this shape, else None; see ``workers.stored_rows``."""
+        """Return 0 if the sample is a row of this shape, else None; see ``workers.fixed_width``."""
         whole = np.dtype(self._params.spec("").dtype).itemsize * math.prod(shape)
         return 0 if size_bytes == whole and sys.byteorder == "little" else None
 
@@ -177,7 +177,7 @@ class NpyCodec:
         out[...] = flat.reshape(header.shape, order="F" if header.fortran_order else "C")
 
     def stored_at(self, head: memoryview, size_bytes: int, shape: Sequence[int]) -> int | None:
-        """Return where the numbers begin if they lie as in a row of this shape, else None; see ``workers.stored_rows``.
+        """Return where the numbers begin if they lie as in a row of this shape, else None; see ``workers.fixed_width``.
 
         None also stands for a sample that ``decode`` refuses.
         """

@@ -1,6 +1,6 @@
 """The codec ``audio``: libsndfile decodes WAV, FLAC, MP3 and Ogg, libsoxr resamples. Only the wanted part is decoded.
 
-The length of a WAV or FLAC is read from the header here. ``docs/decisions/0038`` says why libsndfile does not read it.
+The length of a WAV or FLAC is read from the header here, and not by libsndfile: see ``docs/dev/decisions/0038``.
 """
 
 from __future__ import annotations

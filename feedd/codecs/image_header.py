@@ -1,6 +1,6 @@
 """Reads the header of an image file: kind, size, channels, depth and orientation, before any allocation.
 
-JPEG sizes come from libjpeg-turbo (see ``codecs.jpeg``). ``docs/decisions/0038`` says why no library reads the others.
+JPEG sizes come from libjpeg-turbo (see ``codecs.jpeg``). No library reads the others: see ``docs/dev/decisions/0038``.
 """
 
 from __future__ import annotations

@@ -30,17 +30,17 @@ from feedd.recipe import plugins
 from feedd.recipe.tokenizers import offered
 from feedd.sessions.opening import Pipeline
 from feedd.tables.cache import ConvertingCache
-from feedd.tables.converter import Converter, ConverterOptions
+from feedd.tables.converter import Converter
 from feedd.tables.facts import ConversionLog
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_pool import DecodePool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
     from feedd.config import Config
-    from feedd.fetch.inflight_packs import InflightPacks
+    from feedd.fetch.packs import InflightPacks
     from feedd.flow.trace_log import TraceLog
     from feedd.peers.peer_cache import PeerCache
     from feedd.peers.peer_options import PeerOptions
@@ -119,8 +119,8 @@ def node_converter(
         from feedd.fetch.tracing_store import TracingFetcher  # noqa: PLC0415 - only while tracing is on
 
         fetcher = TracingFetcher(fetcher, traces)
-    options = ConverterOptions(limit_bytes=config.cache.size // 2, makings=_makings(config))
-    return Converter(fetcher, make, ConversionLog(config.cache.dir / "made"), options, recorder, inflight)
+    facts, limit_bytes = ConversionLog(config.cache.dir / "made"), config.cache.size // 2
+    return Converter(fetcher, make, facts, recorder, inflight, limit_bytes=limit_bytes, makings=_makings(config))
 
 
 def ready_bytes(config: Config) -> int:
@@ -273,7 +273,7 @@ async def open_pipeline(
             peers = await stack.enter_async_context(_peers(config, sources, recorder, clock))
             fetcher: SpanFetcher = sources.fetcher if peers is None else peers.fetcher
             converter = node_converter(config, fetcher, pool.make, recorder, traces, sources.packs.inflight)
-            converter.conversions.expect = lambda name: pool.prepare(converters=(name,))
+            converter.expect = lambda name: pool.prepare(converters=(name,))
             inner = Cache(cache_options(config), converter, recorder, clock)
             await stack.enter_async_context(_hinted(inner))
         if peers is not None:

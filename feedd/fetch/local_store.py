@@ -1,17 +1,26 @@
-"""Local files as a store."""
+"""Local files as a store, with a pool of threads for each mount, so that a mount that hangs stops no reads of another.
+
+A daemon that several users share must not read for one user what only another may read. A path is therefore opened
+folder by folder, each relative to the descriptor of the one above, so that no link is followed and no folder can be
+exchanged in between.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
 import stat
 import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeVar
 
 from feedd.errors import (
     BadResponse,
@@ -22,11 +31,11 @@ from feedd.errors import (
     PermissionDenied,
     StoreUnavailable,
 )
-from feedd.fetch.file_trees import Anywhere, Beneath
 from feedd.fetch.hints import CHANGED_HINT, PATH_HINTS
-from feedd.fetch.mount_pools import MountPools
 from feedd.flow.file_pipe import PIPE_BYTES, FilePipe
 from feedd.flow.file_writing import write_in
+from feedd.flow.mounts import mount_of, read_mounts
+from feedd.flow.pools import Pool
 from feedd.flow.range_sinks import FileSink, MemorySink
 from feedd.units import MIB
 from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
@@ -34,18 +43,193 @@ from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 
-    from feedd.fetch.file_trees import FileTree
+    from feedd.flow.mounts import Mount
     from feedd.range_sink import RangeSink
     from feedd.values import ByteRange
 
     _Take = Callable[[int, int], int]
 
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # without O_NONBLOCK, opening a FIFO waits for its writer
+_FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_RENEW_S: Final = 30.0
 P = ParamSpec("P")
 T = TypeVar("T")
 _ROOT = "file://"
 _DRAFT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PAGE_COUNT = 1000
 _HOT_BYTES = MIB // 4  # fits into the CPU cache; a cancelled read ends after at most one of these pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One entry of a folder.
+
+    Attributes:
+        path: absolute path; folders end with a slash.
+        status: status of a regular file; None: a folder.
+    """
+
+    path: bytes
+    status: os.stat_result | None
+
+
+class FileTree(Protocol):
+    """Opens local paths. Every method raises OSError."""
+
+    def open(self, path: str) -> int:
+        """Return a descriptor to read a file."""
+
+    def status(self, path: str) -> os.stat_result:
+        """Return the status of a file or folder."""
+
+    def scan(self, folder: str, wanted: Callable[[bytes], bool]) -> list[Found]:
+        """Return the folders and regular files in a folder whose paths are ``wanted``, sorted by path."""
+
+
+class Anywhere:
+    """Every path that this process may open; links are followed."""
+
+    def open(self, path: str) -> int:
+        """Return a descriptor to read a file."""
+        return os.open(path, _READ)
+
+    def status(self, path: str) -> os.stat_result:
+        """Return the status of a file or folder."""
+        return Path(path).stat()
+
+    def scan(self, folder: str, wanted: Callable[[bytes], bool]) -> list[Found]:
+        """Return the folders and regular files in a folder whose paths are ``wanted``, sorted by path."""
+        with os.scandir(folder) as entries:
+            found = [_found(os.fsencode(entry.path), entry, wanted, follow=True) for entry in entries]
+        return sorted((one for one in found if one is not None), key=lambda one: one.path)
+
+
+class Beneath:
+    """Paths below certain folders. Links below these folders are not followed; the folders themselves may be links.
+
+    Args:
+        folders: absolute paths with a final slash; a path of a file, also with a slash, means that file.
+    """
+
+    def __init__(self, folders: tuple[str, ...]) -> None:
+        self._folders = folders
+
+    def open(self, path: str) -> int:
+        """Return a descriptor to read a file.
+
+        Raises:
+            PermissionError: the path is not below one of the folders, or leads through a link.
+        """
+        return self._opened(path, _READ)
+
+    def status(self, path: str) -> os.stat_result:
+        """Return the status of a file or folder, without following a link."""
+        fd = self._opened(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    def scan(self, folder: str, wanted: Callable[[bytes], bool]) -> list[Found]:
+        """Return the folders and regular files in a folder whose paths are ``wanted``; links are left out."""
+        fd = self._opened(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        start = os.fsencode(folder.rstrip("/")) + b"/"
+        try:
+            with os.scandir(fd) as entries:
+                found = [_found(start + os.fsencode(entry.name), entry, wanted, follow=False) for entry in entries]
+        finally:
+            os.close(fd)
+        return sorted((one for one in found if one is not None), key=lambda one: one.path)
+
+    def _opened(self, path: str, flags: int) -> int:
+        wanted = path.rstrip("/") + "/"
+        tops = [top for top in self._folders if wanted.startswith(top)]
+        if not tops:
+            raise PermissionError(errno.EACCES, "not below a folder that clients may read")
+        top = max(tops, key=len)
+        parts = wanted.removeprefix(top).split("/")[:-1]
+        if ".." in parts:
+            raise PermissionError(errno.EACCES, "clients may not use .. in paths")
+        if not parts:
+            return os.open(top.rstrip("/") or "/", flags)
+        with _folder(top, parts[:-1]) as above, _no_links(path):
+            return os.open(parts[-1], flags | os.O_NOFOLLOW, dir_fd=above)
+
+
+@contextmanager
+def _folder(top: str, parts: list[str]) -> Iterator[int]:
+    """Yield the descriptor of the folder that ``parts`` lead to from ``top``."""
+    fd = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in filter(None, parts):
+            above, fd = fd, os.open(part, _FOLDER, dir_fd=fd)
+            os.close(above)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _no_links(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise PermissionError(
+            errno.EACCES, "links are not followed below folders that clients may read", path
+        ) from error
+
+
+def _found(path: bytes, entry: os.DirEntry[str], wanted: Callable[[bytes], bool], *, follow: bool) -> Found | None:
+    """Return an entry of a folder; None: it is not wanted, or neither a folder nor a regular file."""
+    if entry.is_dir(follow_symlinks=follow):
+        return Found(path + b"/", None) if wanted(path + b"/") else None
+    if not wanted(path) or not entry.is_file(follow_symlinks=follow):
+        return None
+    return Found(path, entry.stat(follow_symlinks=follow))
+
+
+class MountPools:
+    """The pools of one kind of work, by mount point. Used on one thread.
+
+    A path through a link counts as one of the mount that the link lies on, because following the link may hang.
+    """
+
+    def __init__(self, name: str, threads_max: int) -> None:
+        """Start without pools.
+
+        Args:
+            name: of the threads.
+            threads_max: upper bound of the threads of each mount.
+        """
+        self._name = name
+        self._threads_max = threads_max
+        self._mounts: list[Mount] = []
+        self._pools: dict[str, Pool] = {}
+        self._renew_at_s = 0.0
+
+    def of(self, path: str) -> Pool:
+        """Return the pool for an absolute path."""
+        if (now_s := time.monotonic()) >= self._renew_at_s:
+            self._renew_at_s = now_s + _RENEW_S
+            self._renew()
+        mount = mount_of(path, self._mounts)
+        point = "/" if mount is None else mount.point
+        if (pool := self._pools.get(point)) is None:
+            pool = self._pools[point] = Pool(self._name, self._threads_max)
+        return pool
+
+    def _renew(self) -> None:
+        """Read the table of mounts again, and forget the pools of mounts that are gone; their threads end when idle."""
+        try:
+            self._mounts = read_mounts()
+        except OSError:
+            return  # no procfs: one pool for all
+        kept = {"/", *(mount.point for mount in self._mounts)}
+        self._pools = {point: pool for point, pool in self._pools.items() if point in kept}
+
+
 _ANYWHERE = Anywhere()
 
 

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import FeeddError, NotFound, PermissionDenied
-from feedd.fetch.concurrency_limit import ConcurrencyLimit
-from feedd.fetch.part_sizes import PartSize
+from feedd.fetch.checksums import Arrivals
+from feedd.fetch.limits import ConcurrencyLimit, PartSize, TurnLimit, TurnWatch
 from feedd.fetch.scheduler import PARTS_PER_PLACE, FetchEntry, FetchScheduler
-from feedd.fetch.turn_gate import TurnWatch
-from feedd.fetch.turn_limit import TurnLimit
-from feedd.fetch.verified import Arrivals
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS, FETCH_PARTS_MAX
 from feedd.values import ByteRange, ReadProgress
 

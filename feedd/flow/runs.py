@@ -1,4 +1,4 @@
-"""Runs: batches of successive steps that lie in one slot, one behind the other. Pure.
+"""Runs: batches of successive steps of a stream that lie in one slot, one behind the other. Pure.
 
 One production, one message and one lease of a run cost about as much as those of a batch. So sessions whose batches are
 small and cheap to make have slots for runs. The first runs of a stream are short, so that its first batch does not wait
@@ -36,10 +36,10 @@ def run_lengths(run_batches: int, *, later_epoch: bool = False) -> Iterator[int]
         count = min(count * _GROWTH, run_batches)
 
 
-def first_runs(run_batches: int, run_count: int) -> dict[int, int]:
-    """Return the batches of the first runs of a later epoch, by the first step of each run."""
+def first_runs(run_batches: int, run_count: int) -> list[tuple[int, int]]:
+    """Return the first runs of a later epoch: the number of batches before each, and its own number of batches."""
     lengths = list(itertools.islice(run_lengths(run_batches, later_epoch=True), run_count))
-    return dict(zip(itertools.accumulate(lengths[:-1], initial=0), lengths, strict=True))
+    return list(zip(itertools.accumulate(lengths[:-1], initial=0), lengths, strict=True))
 
 
 class MadeRun:
@@ -47,14 +47,16 @@ class MadeRun:
 
     Attributes:
         slot: the slot.
+        stride: steps from one batch to the next.
         batches: the first batch, and those that are not ``alike``.
         alike: see ``Produced``.
         count: number of batches.
         failure: see ``Produced``.
     """
 
-    def __init__(self, slot: SlotRef) -> None:
+    def __init__(self, slot: SlotRef, stride: int = 1) -> None:
         self.slot = slot
+        self.stride = stride
         self.batches: list[BatchReady] = []
         self.alike = 0
         self.count = 0
@@ -70,7 +72,8 @@ class MadeRun:
             self.alike += count
         else:
             for number in range(count):
-                self.batches.append(replace(batch, cursor=Cursor(at.epoch, at.step + number, at.anchors)))
+                step = at.step + number * self.stride
+                self.batches.append(replace(batch, cursor=Cursor(at.epoch, step, at.anchors)))
         self.count += count
 
     def produced(self) -> Produced:
@@ -86,4 +89,4 @@ class MadeRun:
 
     def _follows(self, at: Cursor) -> bool:
         first = self.batches[0].cursor
-        return (at.epoch, at.step, at.anchors) == (first.epoch, first.step + self.count, first.anchors)
+        return (at.epoch, at.step, at.anchors) == (first.epoch, first.step + self.count * self.stride, first.anchors)

@@ -1,10 +1,10 @@
-"""The samples of batches, first as a plan, then as shards and rows."""
+"""The samples of a run of batches, first as a plan, then as shards and rows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from feedd.ordering.sorted_windows import widened
 from feedd.values import Cursor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -47,17 +47,21 @@ class BatchRows:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """The samples of one batch, not grouped by shard yet; grouping several batches at once is less work.
+class RunPlan:
+    """The samples of a run: batches of successive steps of one stream, equally many in each; often a single batch.
 
     Attributes:
-        cursor: see ``BatchRows``.
-        shard: int64[rows], dataset index of each row's shard.
-        ordinal: int64[rows], sample within its shard.
-        seeds: returns uint64[rows], for augmentation.
+        cursor: position of the first batch; its anchors find the others as well.
+        shard: int64[rows of all batches], dataset index of each row's shard.
+        ordinal: int64[rows of all batches], sample within its shard.
+        seeds: returns uint64[rows of all batches], for augmentation.
         first_window: window of the first row.
         last_window: window of the last row.
-        again: see ``BatchRows``.
+        again: bool[rows of all batches], see ``BatchRows``.
+        count: number of batches.
+        stride: steps from one batch to the next.
+        first_rows_of: rows of each batch, if ``shard`` and ``ordinal`` have only the first row of each batch, because
+            the others follow it in its shard; 0: they have every row.
     """
 
     cursor: Cursor
@@ -67,130 +71,106 @@ class BatchPlan:
     first_window: int
     last_window: int
     again: NDArray[np.bool_] | None = None
-
-    def rows(self) -> BatchRows:
-        """Return the batch, its shards in order of first use."""
-        windows = (self.first_window, self.last_window)
-        return batch_rows(self.cursor, self.shard, self.ordinal, self.seeds(), windows, self.again)
-
-
-def batch_rows(
-    cursor: Cursor,
-    shard: NDArray[np.int64],
-    ordinal: NDArray[np.int64],
-    its_seeds: NDArray[np.uint64],
-    windows: tuple[int, int],
-    again: NDArray[np.bool_] | None = None,
-) -> BatchRows:
-    """Return the batch of these samples, its shards in order of first use.
-
-    Args:
-        cursor: position of the batch.
-        shard: int64[rows], dataset indices.
-        ordinal: int64[rows], sample within its shard.
-        its_seeds: uint64[rows], for augmentation.
-        windows: the first and the last window that the batch reads.
-        again: bool[rows], see ``BatchRows``.
-    """
-    distinct, first, inverse = np.unique(shard, return_index=True, return_inverse=True)
-    by_use = np.argsort(first, kind="stable")
-    rank_of = np.empty_like(by_use)
-    rank_of[by_use] = np.arange(by_use.shape[0])
-    shard_no = rank_of[inverse].astype(np.int32)
-    return BatchRows(cursor, distinct[by_use], shard_no, ordinal, its_seeds, *windows, again)
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """The samples of several successive batches of one window, equally many in each, none of which comes twice.
-
-    Attributes:
-        cursor: of the first batch; its anchors find the others as well.
-        shard: int64[batches * rows], dataset index of each row's shard.
-        ordinal: int64[batches * rows], sample within its shard.
-        rows: rows of each batch.
-        window: the window.
-        seeds: returns uint64[n], for augmentation, of rows with these shards and ordinals.
-    """
-
-    cursor: Cursor
-    shard: NDArray[np.int64]
-    ordinal: NDArray[np.int64]
-    rows: int
-    window: int
-    seeds: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.uint64]]
-
-    def __len__(self) -> int:
-        return len(self.shard) // self.rows
-
-    def plans(self) -> list[BatchPlan]:
-        """Return the batches, to make them one by one."""
-        plans = []
-        for number in range(len(self)):
-            span = slice(number * self.rows, (number + 1) * self.rows)
-            shard, ordinal = self.shard[span], self.ordinal[span]
-            cursor = Cursor(self.cursor.epoch, self.cursor.step + number, self.cursor.anchors)
-            plans.append(
-                BatchPlan(cursor, shard, ordinal, partial(self.seeds, shard, ordinal), self.window, self.window)
-            )
-        return plans
-
-
-@dataclass(frozen=True, slots=True)
-class SpanPlan:
-    """Several successive batches of one window, each with successive samples of the same shard.
-
-    Attributes:
-        cursor: see ``RunPlan``.
-        shard: dataset index of the shard.
-        first: the first batch's first sample in the shard.
-        spacing: samples from one batch to the next; more than ``rows`` if other ranks' batches lie between.
-        count: number of batches.
-        rows: rows of each batch.
-        window: the window.
-        seeds: see ``RunPlan``.
-    """
-
-    cursor: Cursor
-    shard: int
-    first: int
-    spacing: int
-    count: int
-    rows: int
-    window: int
-    seeds: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.uint64]]
+    count: int = 1
+    stride: int = 1
+    first_rows_of: int = 0
 
     def __len__(self) -> int:
         return self.count
 
     @property
-    def firsts(self) -> NDArray[np.int64]:
-        """int64[batches], the first sample of each batch."""
-        return self.first + np.arange(self.count) * self.spacing
+    def batch_rows(self) -> int:
+        """Rows of each batch."""
+        return self.first_rows_of or len(self.ordinal) // self.count
 
-    def expanded(self) -> RunPlan:
+    @property
+    def shards(self) -> list[int]:
+        """The shards (dataset indices) that the run reads, ascending."""
+        if _is_one_shard(self.shard):
+            return [int(self.shard[0])]
+        table = _Table.of(self.shard)
+        distinct: list[int] = (np.unique(self.shard) if table is None else table.distinct).tolist()
+        return distinct
+
+    def by_row(self) -> RunPlan:
         """Return the same batches with a shard and an ordinal for each row."""
-        ordinal = (self.firsts[:, np.newaxis] + np.arange(self.rows)).reshape(-1)
-        shard = np.broadcast_to(np.int64(self.shard), ordinal.shape)
-        return RunPlan(self.cursor, shard, ordinal, self.rows, self.window, self.seeds)
+        rows = self.first_rows_of
+        if not rows:
+            return self
+        every = self.shard[:1] if _is_one_shard(self.shard) else np.repeat(self.shard, rows)
+        shard = np.broadcast_to(every, (self.count * rows,))
+        return replace(self, shard=shard, ordinal=rows_from(self.ordinal, rows), first_rows_of=0)
 
-    def plans(self) -> list[BatchPlan]:
-        """Return the batches, to make them one by one."""
-        return self.expanded().plans()
+    def batches(self) -> list[RunPlan]:
+        """Return each batch as a run of its own."""
+        if self.count == 1:
+            return [self.by_row()]
+        whole, rows, found = self.by_row(), self.batch_rows, []
+        for number in range(self.count):
+            part = slice(number * rows, (number + 1) * rows)
+            cursor = Cursor(self.cursor.epoch, self.cursor.step + number * self.stride, self.cursor.anchors)
+            columns = whole.shard[part], whole.ordinal[part], partial(_part_of, self.seeds, part)
+            found.append(RunPlan(cursor, *columns, self.first_window, self.last_window))
+        return found
+
+    def by_shard(self) -> RunRows:
+        """Return the run with its shards numbered, ascending."""
+        if _is_one_shard(self.shard):
+            return RunRows(self, [int(self.shard[0])], np.broadcast_to(np.int32(0), self.shard.shape))
+        table = _Table.of(self.shard)
+        if table is None:
+            distinct, inverse = np.unique(self.shard, return_inverse=True)
+            return RunRows(self, distinct.tolist(), inverse.astype(np.int32))
+        numbers = np.cumsum(table.used, dtype=np.int32) - np.int32(1)
+        return RunRows(self, table.distinct.tolist(), numbers[table.offsets])
+
+    def rows(self) -> BatchRows:
+        """Return the only batch, its shards in order of first use."""
+        assert self.count == 1, f"{self.count} batches, not one"
+        distinct, first, inverse = np.unique(self.shard, return_index=True, return_inverse=True)
+        by_use = np.argsort(first, kind="stable")
+        rank_of = np.empty_like(by_use)
+        rank_of[by_use] = np.arange(by_use.shape[0])
+        windows = (self.first_window, self.last_window)
+        rows = rank_of[inverse].astype(np.int32), self.ordinal, self.seeds()
+        return BatchRows(self.cursor, distinct[by_use], *rows, *windows, self.again)
 
 
-AnyRunPlan: TypeAlias = RunPlan | SpanPlan
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """A run with its shards numbered.
+
+    Attributes:
+        plan: the run.
+        shards: distinct shards (dataset indices) of all batches, ascending.
+        shard_no: int32[elements of the plan], index into ``shards``.
+    """
+
+    plan: RunPlan
+    shards: list[int]
+    shard_no: NDArray[np.int32]
+
+    @property
+    def ordinal(self) -> NDArray[np.int64]:
+        """int64[elements of the plan], sample within its shard."""
+        return self.plan.ordinal
+
+    def batch(self) -> BatchRows:
+        """Return the only batch, with its shards in ascending order."""
+        plan = self.plan
+        assert plan.count == 1, f"{plan.count} batches, not one"
+        windows = (plan.first_window, plan.last_window)
+        shards = np.array(self.shards, np.int64)
+        return BatchRows(plan.cursor, shards, self.shard_no, plan.ordinal, plan.seeds(), *windows, plan.again)
 
 
-def shards_in(plan: AnyRunPlan | BatchPlan) -> list[int]:
-    """Return the shards (dataset indices) that a plan reads, ascending."""
-    if isinstance(plan, SpanPlan):
-        return [plan.shard]
-    if _is_one_shard(plan.shard):
-        return [int(plan.shard[0])]
-    table = _Table.of(plan.shard)
-    distinct: list[int] = (np.unique(plan.shard) if table is None else table.distinct).tolist()
-    return distinct
+def rows_from(firsts: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    """Return int64[firsts * rows]: each number, and the ``rows - 1`` that follow it."""
+    return (firsts[:, np.newaxis] + np.arange(rows)).reshape(-1)
+
+
+def _part_of(seeds: Callable[[], NDArray[np.uint64]], part: slice) -> NDArray[np.uint64]:
+    return seeds()[part]
 
 
 def _is_one_shard(shard: NDArray[np.int64]) -> bool:
@@ -263,63 +243,3 @@ def whole_batches(samples: int, rows: int, spacing: int, count: int) -> int:
         count: most batches.
     """
     return min(count, (samples - rows) // spacing + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPlanGroup:
-    """The samples of several batches, concatenated.
-
-    Attributes:
-        batches: the batches, in order. No batch is empty. Of a run: empty.
-        shards: distinct shards (dataset indices) of all batches, ascending.
-        shard_no: int32[rows], index into ``shards``.
-        ordinal: int64[rows], sample within its shard.
-        are_firsts: the two arrays tell only the first row of each batch, as of a ``SpanPlan``.
-        element_rows: rows for which an element of the two arrays stands.
-    """
-
-    batches: tuple[BatchPlan, ...]
-    shards: list[int]
-    shard_no: NDArray[np.int32]
-    ordinal: NDArray[np.int64]
-    are_firsts: bool = False
-    element_rows: int = 1
-
-    @classmethod
-    def of(cls, batches: Sequence[BatchPlan]) -> BatchPlanGroup:
-        """Return the group of one or more batches."""
-        shard = np.concatenate([one.shard for one in batches])
-        return cls._numbered(tuple(batches), shard, np.concatenate([one.ordinal for one in batches]))
-
-    @classmethod
-    def of_run(cls, run: AnyRunPlan) -> BatchPlanGroup:
-        """Return the samples of a run."""
-        if isinstance(run, SpanPlan):
-            return cls(
-                (), [run.shard], np.zeros(run.count, np.int32), run.firsts, are_firsts=True, element_rows=run.rows
-            )
-        return cls._numbered((), run.shard, run.ordinal)
-
-    @classmethod
-    def _numbered(
-        cls, batches: tuple[BatchPlan, ...], shard: NDArray[np.int64], ordinal: NDArray[np.int64]
-    ) -> BatchPlanGroup:
-        if _is_one_shard(shard):
-            return cls(batches, [int(shard[0])], np.broadcast_to(np.int32(0), shard.shape), ordinal)
-        table = _Table.of(shard)
-        if table is None:
-            distinct, inverse = np.unique(shard, return_inverse=True)
-            return cls(batches, distinct.tolist(), inverse.astype(np.int32), ordinal)
-        numbers = np.cumsum(table.used, dtype=np.int32) - np.int32(1)
-        return cls(batches, table.distinct.tolist(), numbers[table.offsets], ordinal)
-
-    def rows_of_each(self) -> list[BatchRows]:
-        """Return the rows of each batch. Each has all shards of the group, in the group's order."""
-        shards, low, found = np.array(self.shards, np.int64), 0, []
-        for plan in self.batches:
-            part = slice(low, low + len(plan.ordinal))
-            windows = (plan.first_window, plan.last_window)
-            rows = self.shard_no[part], self.ordinal[part], plan.seeds()
-            found.append(BatchRows(plan.cursor, shards, *rows, *windows, plan.again))
-            low = part.stop
-        return found

@@ -24,7 +24,7 @@ from feedd.dataset.sharding import REPLICATED, SAMPLE
 from feedd.dataset.step_counts import partition_samples
 from feedd.errors import BadRequest
 from feedd.ordering import rng
-from feedd.ordering.batch_plan import BatchPlan
+from feedd.ordering.batch_plan import RunPlan
 from feedd.ordering.epoch import EpochOptions
 from feedd.ordering.mixed_schedule import MixedAccess, ShardSchedule, schedule
 from feedd.ordering.mixing import BATCH, BATCH_SAMPLE, MODES, MixOptions, Mixture
@@ -233,10 +233,10 @@ class MixedReader:
             BadRequest: the epoch's number is too large.
         """
         found = self.draw(at)
-        return found.rows() if isinstance(found, BatchPlan) else found
+        return found.rows() if isinstance(found, RunPlan) else found
 
-    def draw(self, at: Cursor) -> BatchPlan | EpochEnd:
-        """Return the same as ``rows``, but not grouped by shard.
+    def draw(self, at: Cursor, count: int = 1, stride: int = 1) -> RunPlan | EpochEnd:  # noqa: ARG002 - as ``Reader``
+        """Return the same as ``rows``, but not grouped by shard. Batches of a mixture are drawn one by one.
 
         Raises:
             BadRequest: the epoch's number is too large.
@@ -254,10 +254,7 @@ class MixedReader:
             parts.append(plan.take(number, at.epoch, before + begin, before + end))
         shard, ordinal, seed = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         window = self.window(at)
-        return BatchPlan(Cursor(at.epoch, at.step), shard, ordinal, lambda: seed, window, window)
-
-    def draw_run(self, at: Cursor, count: int) -> None:
-        """Return None: batches of a mixture are drawn one by one."""
+        return RunPlan(Cursor(at.epoch, at.step), shard, ordinal, lambda: seed, window, window)
 
     def next_order(self) -> None:
         """Do nothing, because the streams sort their own windows."""

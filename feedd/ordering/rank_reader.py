@@ -11,7 +11,7 @@ import numpy as np
 from feedd.dataset.step_counts import Deal, left_out
 from feedd.errors import BadRequest
 from feedd.ordering import rng
-from feedd.ordering.batch_plan import BatchPlan, RunPlan, SpanPlan, rows_of_run, whole_batches
+from feedd.ordering.batch_plan import RunPlan, rows_from, rows_of_run, whole_batches
 from feedd.ordering.buckets import BUCKETS, NeedLengths, by_length, gathered, lengths_of
 from feedd.ordering.epoch import EpochOptions, NeedCounts, seeds
 from feedd.ordering.epoch_access import NodeAccess
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from feedd.dataset.assignment import Assignment
     from feedd.dataset.listing import DatasetView
-    from feedd.ordering.batch_plan import AnyRunPlan, BatchRows
+    from feedd.ordering.batch_plan import BatchRows
     from feedd.ordering.node_epoch import Piece, Step
     from feedd.ordering.sorted_windows import Orders, WindowRows
     from feedd.shard_index import ShardIndex
@@ -186,15 +186,25 @@ class Reader:
         """
         while isinstance(found := self.draw(at), NeedOrder):
             found.learn(found.sort())
-        return found.rows() if isinstance(found, BatchPlan) else found
+        return found.rows() if isinstance(found, RunPlan) else found
 
-    def draw(self, at: Cursor) -> BatchPlan | NeedCounts | NeedOrder | EpochEnd:
+    def draw(self, at: Cursor, count: int = 1, stride: int = 1) -> RunPlan | NeedCounts | NeedOrder | EpochEnd:
         """Return the same as ``rows``, but not grouped by shard; the caller sorts missing windows.
+
+        Args:
+            at: the first step.
+            count: most batches. Fewer are returned if a window ends, or if a batch is not like the others.
+            stride: steps from one batch to the next.
 
         Raises:
             BadRequest: see ``epoch_map``.
         """
         plan = self.epoch_map(at)
+        if count > 1 and len(self._shares) == 1 and not self._deal.wrap:
+            run = _run(plan, self._deal, self._orders, at, count, stride, self.epoch_options(at.epoch))
+            if run is not None:
+                self._latest = frozenset((WindowName(at.epoch, 0, run.last_window),))
+                return run
         found = plan.step(at.step)
         if isinstance(found, NeedCounts):
             return found
@@ -209,19 +219,6 @@ class Reader:
         self._latest = frozenset(rows)
         pieces = [_piece(rows, at.epoch, one) for one in found.pieces]
         return _gather(plan, pieces, found, at, self.epoch_options(at.epoch))
-
-    def draw_run(self, at: Cursor, count: int) -> AnyRunPlan | None:
-        """Return up to ``count`` successive batches from ``at`` on; None: draw them one by one, at least the first.
-
-        Raises:
-            BadRequest: see ``epoch_map``.
-        """
-        if len(self._shares) > 1 or self._deal.wrap:
-            return None
-        run = _run(self.epoch_map(at), self._deal, self._orders, at, count, self.epoch_options(at.epoch))
-        if run is not None:
-            self._latest = frozenset((WindowName(at.epoch, 0, run.window),))
-        return run
 
     def next_order(self) -> NeedOrder | None:
         """Return the job that sorts the windows after those of the last drawn batch, or None.
@@ -352,7 +349,7 @@ def _gather(
     found: Step,
     at: Cursor,
     options: EpochOptions,
-) -> BatchPlan:
+) -> RunPlan:
     """Return the batch of a step, from the samples of its pieces."""
     shard, ordinal = parts[0]
     if len(parts) > 1:
@@ -363,33 +360,37 @@ def _gather(
         again = np.repeat([piece.again for piece in found.pieces], [piece.size for piece in found.pieces])
     cursor = Cursor(at.epoch, at.step, found.anchors)
     its_seeds = partial(seeds, options, shard, ordinal)
-    return BatchPlan(cursor, shard, ordinal, its_seeds, min(windows), max(windows), again)
+    return RunPlan(cursor, shard, ordinal, its_seeds, min(windows), max(windows), again)
 
 
 def _run(
-    plan: NodeEpoch,
-    deal: Deal,
-    orders: Orders,
-    at: Cursor,
-    count: int,
-    options: EpochOptions,
-) -> AnyRunPlan | None:
+    plan: NodeEpoch, deal: Deal, orders: Orders, at: Cursor, count: int, stride: int, options: EpochOptions
+) -> RunPlan | None:
     """Return the batches of one partition's window; None: the first is not whole, or the window is not sorted."""
     found = plan.step(at.step)
     if isinstance(found, NeedCounts) or len(found.pieces) != 1 or found.pieces[0].size != deal.batch_size:
         return None
-    segment = found.pieces[0].segment
-    cursor = Cursor(at.epoch, at.step, found.anchors)
-    count = count if deal.steps is None else min(count, deal.steps - at.step)
-    its_seeds = partial(seeds, options)
+    segment, rows, spacing = found.pieces[0].segment, deal.batch_size, plan.step_samples * stride
+    cursor, name = Cursor(at.epoch, at.step, found.anchors), WindowName(at.epoch, 0, segment.window)
+    count = count if deal.steps is None else min(count, -(-(deal.steps - at.step) // stride))
     if not options.shuffle:
-        samples = plan.window_samples(0, segment.window) - segment.low
-        count = whole_batches(samples, deal.batch_size, plan.step_samples, count)
-        shard_no, first = plan.partition(0).first_sample(segment.window)
-        places = first + segment.low, plan.step_samples, count, deal.batch_size
-        return SpanPlan(cursor, shard_no, *places, segment.window, its_seeds)
-    window = orders.get(WindowName(at.epoch, 0, segment.window))
+        count = whole_batches(plan.window_samples(0, name.window) - segment.low, rows, spacing, count)
+        its_shard, first = plan.partition(0).first_sample(name.window)
+        firsts = first + segment.low + np.arange(count) * spacing
+        shard = np.broadcast_to(np.int64(its_shard), (count,))
+        its_seeds = partial(_seeds_from, options, its_shard, firsts, rows)
+        return RunPlan(cursor, shard, firsts, its_seeds, name.window, name.window, None, count, stride, rows)
+    window = orders.get(name)
     if window is None:
         return None
-    shard, ordinal = rows_of_run(window, segment.low, deal.batch_size, plan.step_samples, count)
-    return RunPlan(cursor, shard, ordinal, deal.batch_size, segment.window, its_seeds)
+    shard, ordinal = rows_of_run(window, segment.low, rows, spacing, count)
+    its_seeds = partial(seeds, options, shard, ordinal)
+    return RunPlan(
+        cursor, shard, ordinal, its_seeds, name.window, name.window, count=len(ordinal) // rows, stride=stride
+    )
+
+
+def _seeds_from(options: EpochOptions, shard: int, firsts: NDArray[np.int64], rows: int) -> NDArray[np.uint64]:
+    """Return the seeds of the rows that begin with ``firsts``, ``rows`` each."""
+    ordinal = rows_from(firsts, rows)
+    return seeds(options, np.broadcast_to(np.int64(shard), ordinal.shape), ordinal)

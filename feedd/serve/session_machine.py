@@ -111,7 +111,7 @@ class StreamMachine:
             leases: the session's leases.
             start: first step to produce, with an anchor at or before it.
             stride: distance from one step to the next.
-            lengths: steps of each slot. If any is above 1, ``stride`` is 1.
+            lengths: steps of each slot.
             leasing: the client can be given leases.
         """
         self.leasing = leasing
@@ -297,9 +297,8 @@ class SessionMachine:
             slot_count: slots of the session. The driver releases a slot only on the machine's instruction.
             consumer_count: DataLoader workers that split the rank's steps.
             consumer_index: the worker that this session feeds; it gets the steps ``s`` with ``s % count == index``.
-            run_batches: steps of one slot; 1 if there are several consumers.
+            run_batches: steps of one slot.
         """
-        assert run_batches == 1 or consumer_count == 1, "runs are of successive steps"
         self._run_batches = run_batches
         self._consumer_count = consumer_count
         self._consumer_index = consumer_index
@@ -347,7 +346,7 @@ class SessionMachine:
         step = cursor.step + (self._consumer_index - cursor.step) % self._consumer_count
         first = Cursor(cursor.epoch, step, cursor.anchors)
         leasing = self.leases.attached and not inline_only
-        lengths = run_lengths(self._run_batches, later_epoch=self._has_streamed and not step)
+        lengths = run_lengths(self._run_batches, later_epoch=self._has_streamed and step == self._consumer_index)
         self._has_streamed = True
         self.stream = StreamMachine(self.leases, first, self._consumer_count, lengths, leasing=leasing)
         return out

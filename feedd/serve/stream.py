@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import grpc
 import structlog
@@ -12,25 +12,23 @@ import structlog
 from feedd.errors import BadRequest, Draining, FeeddError
 from feedd.serve.grpc_status import as_feedd_error
 from feedd.serve.idle_stream import IdleStream
-from feedd.serve.instructions import Finish, Free, JobQueue, Produce, Reclaim, Send, SendEnd, SendError
+from feedd.serve.instructions import Finish, Free, Produce, Reclaim, Send, SendEnd, SendError
 from feedd.serve.stream_meter import StreamMeter
 from feedd.serve.transport import InlineTransport, SlotTransport
 from feedd.wire import feedd_pb2 as pb
 from feedd.wire.feed_messages import error_message, notice_messages, slots_from
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Iterable
 
     from feedd.serve.instructions import Instruction, Outcome
     from feedd.serve.served_session import ServedSession
     from feedd.serve.server_options import ServeOptions
     from feedd.serve.session_machine import StreamMachine
-    from feedd.values import Cursor
 
     Context = grpc.aio.ServicerContext[pb.StreamRequest, bytes]
 
 _LEASES_PER_MESSAGE = 64
-_T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
 
@@ -58,8 +56,7 @@ class StreamCall:
         view, info = hosted.feed.slots.view, hosted.feed.info
         self._inline_transport = InlineTransport(context.write, view, options.chunk_size_bytes, info.batch_bytes)
         self._meter = StreamMeter(hosted.recorder, hosted.clock)
-        self._runs = info.run_batches > 1
-        self._jobs = JobQueue()
+        self._jobs: deque[Produce] = deque()  # that no task has begun, in the order of their steps
         self._outbox: deque[Send | SendEnd | SendError | Finish] = deque()
         self._wake = asyncio.Event()
         self._idle = IdleStream(self._wake.set)
@@ -77,7 +74,7 @@ class StreamCall:
         """Carry out instructions, or pass them to the tasks that do."""
         for instruction in instructions:
             if isinstance(instruction, Produce):
-                self._jobs.add(instruction)
+                self._jobs.append(instruction)
             elif isinstance(instruction, Free | Reclaim):
                 self._entry.free(instruction)
             else:
@@ -118,7 +115,7 @@ class StreamCall:
         self._stopped = True
         self.apply(self._machine.gone())
         while self._jobs:
-            self.apply(self._machine.produced(self._jobs.pop().at, None))
+            self.apply(self._machine.produced(self._jobs.popleft().at, None))
 
     # ------------------------------------------------------------------ events in
 
@@ -154,64 +151,40 @@ class StreamCall:
 
     def _ask_help(self) -> None:
         """Schedule a task for jobs that no running task takes; an immediate ``produce`` needs no extra task."""
-        if self._jobs.are_due(self._entry.feed) and not self._help_requested and not self._stopped:
+        if self._jobs and not self._help_requested and not self._stopped:
             self._help_requested = True
             asyncio.get_running_loop().call_soon(self._help)
 
     def _help(self) -> None:
         self._help_requested = False
-        if not self._jobs.are_due(self._entry.feed) or self._stopped:
+        if not self._jobs or self._stopped:
             return
-        lane = self._lane()
+        producing = self._produce_all()
         try:
-            self._group.create_task(lane)
+            self._group.create_task(producing)
         except RuntimeError:
-            lane.close()  # another task failed and the group is ending; _leave frees the jobs
+            producing.close()  # another task failed and the group is ending; _leave frees the jobs
 
-    async def _lane(self) -> None:
-        """Take jobs until none are left. Each lane produces as many batches together as is efficient."""
-        while self._jobs.are_due(self._entry.feed):
-            if self._runs:
-                await self._make_run()
-                continue
-            steps = self._jobs.pop_together(self._entry.feed.info.batches_per_call)
+    async def _produce_all(self) -> None:
+        """Produce the batches of jobs until none is left."""
+        while self._jobs:
+            job = self._jobs.popleft()
             self._ask_help()
-            outcomes: Sequence[Outcome] = [None] * len(steps)
+            outcome: Outcome = None
             try:
-                outcomes = await self._produce(steps)
-                self._put_back(steps[len(outcomes) :])
+                outcome = await self._produce(job)
             finally:
-                out: list[Instruction] = []
-                for at, outcome in zip(steps, outcomes, strict=False):  # jobs that were put back have none
-                    out += self._machine.produced(at, outcome)
-                self.apply(out)
-            await asyncio.sleep(0)  # send batches before the next plan, which takes milliseconds
+                self.apply(self._machine.produced(job.at, outcome))
+            await asyncio.sleep(0)  # send the batches before the next plan, which takes milliseconds
 
-    async def _make_run(self) -> None:
-        """Take one job, whose batches lie in one slot."""
-        job, feed = self._jobs.pop(), self._entry.feed
-        self._ask_help()
-        outcome: Outcome = None
+    async def _produce(self, job: Produce) -> Outcome:
+        """Return the outcome of a job. A defect must not end other sessions, so it is logged."""
         try:
-            outcome = await _or_error(feed.produce_run(job.at, job.count), [job.at])
-        finally:
-            self.apply(self._machine.produced(job.at, outcome))
-        await asyncio.sleep(0)  # send the batches before the next plan, which takes milliseconds
-
-    def _put_back(self, steps: Sequence[Cursor]) -> None:
-        if self._stopped:
-            for at in steps:
-                self.apply(self._machine.produced(at, None))
-        elif steps:
-            self._jobs.put_back(steps)
-
-    async def _produce(self, steps: Sequence[Cursor]) -> Sequence[Outcome]:
-        """Return outcomes of leading steps; none if several failed together, because each is then produced alone."""
-        found = await _or_error(self._entry.feed.produce(steps), steps)
-        if isinstance(found, FeeddError) and len(steps) > 1:
-            self._jobs.separate(steps)
-            return []
-        return [found] if isinstance(found, FeeddError) else found
+            return await self._entry.feed.produce(job.at, job.count)
+        except FeeddError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - a defect must not end other sessions
+            return as_feedd_error(error, f"producing {job.count} steps from {job.at.step} of {job.at.epoch}")
 
     # ------------------------------------------------------------------ messages out
 
@@ -289,16 +262,6 @@ class StreamCall:
         self._meter.sent(transport, sum(send.produced.batch_count for send in sends), size_bytes)
         self._entry.sent_bytes += size_bytes
         self.apply([follows for send in sends for follows in self._machine.sent(send.seq, held=held)])
-
-
-async def _or_error(producing: Awaitable[_T], steps: Sequence[Cursor]) -> _T | FeeddError:
-    """Return the result, or the error of these steps; a defect must not end other sessions, so it is logged."""
-    try:
-        return await producing
-    except FeeddError as error:
-        return error
-    except Exception as error:  # noqa: BLE001 - a defect must not end other sessions
-        return as_feedd_error(error, f"producing {len(steps)} steps from {steps[0].step} of {steps[0].epoch}")
 
 
 def _last_message(item: SendEnd | SendError, session: str) -> pb.StreamResponse:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from feedd.errors import Internal
+from feedd.sessions.own_batches import Batches
 from feedd.values import Produced, SlotRef
 
 if TYPE_CHECKING:
@@ -13,15 +14,15 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from feedd.flow.arena import Arena
-    from feedd.ordering.batch_plan import BatchPlan
+    from feedd.ordering.batch_plan import RunPlan
     from feedd.sessions.job_sharing import SharedBatches
     from feedd.sessions.own_batches import BatchDecoder
     from feedd.sessions.shared_batches import SharedBatch
-    from feedd.values import Cursor, SessionInfo
+    from feedd.values import Cursor
 
 
-class GroupMember:
-    """A session that gets its batches from a job group."""
+class GroupMember(Batches):
+    """A session that gets its batches from a job group, one by one."""
 
     def __init__(self) -> None:
         self._group: SharedBatches | None = None
@@ -50,31 +51,9 @@ class GroupMember:
         assert self._decoder is not None, "a member without a group"
         return self._decoder
 
-    @property
-    def run_batches(self) -> int:
-        """Batches of each slot: 1."""
-        return 1
-
-    @property
-    def batch_bytes(self) -> int:
-        """Bytes from one batch of a slot to the next: 0, because a slot holds one."""
-        return 0
-
-    @property
-    def batches_per_call(self) -> int:
-        """Batches per call of ``make``: 1, because a group makes batches one by one."""
-        return 1
-
-    def sized(self, info: SessionInfo, *, fetching: bool) -> SessionInfo:  # noqa: ARG002 - see ``OwnBatches``
-        """Return the info as it is, because a group makes batches one by one."""
-        return info
-
     def check_failures(self, at: Cursor) -> None:
-        """Check that the epoch's steps up to ``at`` are within the failure budget; see ``Assembler``."""
+        """Ask the group's assembler, which has the failure budget."""
         self.group.assembler.check_failures(at)
-
-    def epoch_ended(self, epoch: int) -> None:
-        """Do nothing: a group decodes nothing in advance."""
 
     async def leave_group(self) -> None:
         """Leave the job group."""
@@ -83,48 +62,46 @@ class GroupMember:
 
 
 class SharedCopies(GroupMember):
-    """Batches that are copied from a job group into the session's own arena.
-
-    Attributes:
-        slots: the session's arena.
-    """
+    """Batches that are copied from a job group into the session's own arena."""
 
     def __init__(self, arena: Arena, detach: Callable[[], None]) -> None:
         """Create; ``detach`` takes the arena from the workers."""
         super().__init__()
-        self.slots = arena
+        self._arena = arena
         self._detach = detach
 
     @property
-    def shared_slot_count(self) -> int:
-        """Slots shared with other sessions: 0."""
-        return 0
+    def slots(self) -> Arena:
+        """The session's arena."""
+        return self._arena
 
-    async def make(self, plans: Sequence[BatchPlan], decoding: Callable[[], object]) -> list[Produced]:
-        """Return the first of some batches; see ``OwnBatches.make``."""
+    def client_mapping(self) -> AbstractContextManager[int]:
+        """Lend the arena's memfd to the client; see ``Batches``."""
+        return self._arena.client_mapping()
+
+    async def make(self, plans: Sequence[RunPlan], decoding: Callable[[], object]) -> Produced:
+        """Return a copy of the group's batch; see ``Batches.make``."""
         del decoding  # the group's part
-        slot = self.slots.take()
+        (plan,) = plans
+        slot = self._arena.take()
         assert slot is not None, "more batches are made than there are slots"
         try:
-            batch = await self.group.copy(self, plans[0], self.decoder, self.slots.view(slot))
+            batch = await self.group.copy(self, plan, self.decoder, self._arena.view(slot))
         except BaseException:
             self.release(slot)
             raise
-        return [Produced(batch, slot)]
+        return Produced(batch, slot)
 
     def release(self, slot: SlotRef) -> None:
-        """Free the slot of a batch."""
-        freed = self.slots.give_back(slot)
+        """Free the slot."""
+        freed = self._arena.give_back(slot)
         assert freed, f"slot {slot.index} was given back twice"
-
-    def retain_leased(self) -> None:
-        """Do nothing: no other session writes to this arena."""
 
     async def close(self) -> None:
         """Leave the group and free the arena."""
         await self.leave_group()
         self._detach()
-        self.slots.close()
+        self._arena.close()
 
 
 class SharedLeases(GroupMember):
@@ -142,6 +119,11 @@ class SharedLeases(GroupMember):
     def __repr__(self) -> str:
         return f"SharedLeases({len(self._taken)}/{len(self._generations)})"
 
+    def enter(self, group: SharedBatches, decoder: BatchDecoder, leave: Callable[[object], Awaitable[None]]) -> None:
+        """Connect the session to the group, whose arena it reads; see ``GroupMember.enter``."""
+        super().enter(group, decoder, leave)
+        self.shared_slot_count = group.arena.slot_count
+
     def admitted(self, group: SharedBatches) -> bool:
         """Reserve all leases in the joined group; False: the group has too few slots."""
         return group.admit(self, self.slot_count)
@@ -150,11 +132,6 @@ class SharedLeases(GroupMember):
     def slots(self) -> Self:
         """The tickets, which this object manages itself."""
         return self
-
-    @property
-    def shared_slot_count(self) -> int:
-        """Number of slots of the group's arena."""
-        return self.group.arena.slot_count
 
     @property
     def slot_count(self) -> int:
@@ -175,22 +152,23 @@ class SharedLeases(GroupMember):
         """Number of tickets in use."""
         return len(self._taken)
 
-    async def make(self, plans: Sequence[BatchPlan], decoding: Callable[[], object]) -> list[Produced]:
-        """Return the first of some batches; see ``OwnBatches.make``."""
+    async def make(self, plans: Sequence[RunPlan], decoding: Callable[[], object]) -> Produced:
+        """Return a lease of the group's batch; see ``Batches.make``."""
         del decoding  # the group's part
+        (plan,) = plans
         index = self._free.pop()
         self._generations[index] += 1
         ticket = SlotRef(index, self._generations[index])
         self._taken[ticket] = None
         try:
-            kept = await self.group.lease(self, plans[0], self.decoder)
+            kept = await self.group.lease(self, plan, self.decoder)
         except BaseException:
             self.release(ticket)
             raise
         if kept.slot is None:
-            return [Produced(kept.ready, ticket)]
+            return Produced(kept.ready, ticket)
         self._taken[ticket] = kept
-        return [Produced(replace(kept.ready, arena_slot=kept.slot.index), ticket)]
+        return Produced(replace(kept.ready, arena_slot=kept.slot.index), ticket)
 
     def release(self, slot: SlotRef) -> None:
         """Free the ticket and end its lease."""

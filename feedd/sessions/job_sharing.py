@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from feedd.batching.assembler import Assembler
     from feedd.catalog.stages import Stages
     from feedd.flow.arena import Arena
-    from feedd.ordering.batch_plan import BatchPlan
+    from feedd.ordering.batch_plan import RunPlan
     from feedd.sessions.own_batches import BatchDecoder
     from feedd.sessions.shared_batches import SharedBatch
     from feedd.values import BatchReady, SlotRef
@@ -94,7 +94,7 @@ class SharedBatches:
         self._shared_batches.leave(member)
         self._freed.set()
 
-    async def copy(self, member: object, plan: BatchPlan, decoder: BatchDecoder, into: memoryview) -> BatchReady:
+    async def copy(self, member: object, plan: RunPlan, decoder: BatchDecoder, into: memoryview) -> BatchReady:
         """Copy a decoded batch into ``into``; decode it first if no member has.
 
         Args:
@@ -114,7 +114,7 @@ class SharedBatches:
             self._shared_batches.copied(kept, member)
             self._freed.set()
 
-    async def lease(self, holder: object, plan: BatchPlan, decoder: BatchDecoder) -> SharedBatch:
+    async def lease(self, holder: object, plan: RunPlan, decoder: BatchDecoder) -> SharedBatch:
         """Lease a decoded batch to a member until ``let_go``; decode it first if no member has.
 
         A batch too large for a slot is not leased but sent inline.
@@ -143,7 +143,7 @@ class SharedBatches:
         self._assembler.close()
         self._arena.close()
 
-    async def _found(self, holder: object, plan: BatchPlan, decoder: BatchDecoder) -> SharedBatch:
+    async def _found(self, holder: object, plan: RunPlan, decoder: BatchDecoder) -> SharedBatch:
         """Return the batch, decoded first if needed. The code does not await after it finds the batch."""
         key = (plan.cursor.epoch, plan.cursor.step)
         while (kept := self._shared_batches.find(key, holder)) is None:
@@ -152,12 +152,12 @@ class SharedBatches:
             self._stages.recorder.count(PIPELINE_SHARED, outcome="taken")
         return kept
 
-    async def _make(self, key: tuple[int, int], plan: BatchPlan, decoder: BatchDecoder) -> SharedBatch:
+    async def _make(self, key: tuple[int, int], plan: RunPlan, decoder: BatchDecoder) -> SharedBatch:
         self._stages.recorder.count(PIPELINE_SHARED, outcome="again" if key <= self._furthest else "made")
         self._furthest = max(key, self._furthest)
         slot = await self._free_slot()
         try:
-            (ready,) = await decoder.decode([plan], [slot], self)
+            ((ready, _),) = await decoder.decode(plan, slot, self)
         except BaseException:
             self._free(slot)
             raise

@@ -8,83 +8,45 @@ when it is requested.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from feedd.errors import FeeddError
-from feedd.flow.runs import first_runs
-from feedd.sessions.own_batches import plan_leading
-from feedd.values import Cursor, Produced
+from feedd.flow.runs import MadeRun, first_runs
+from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
 
     from feedd.flow.arena import Arena
-    from feedd.ordering.batch_plan import BatchPlan
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.sessions.own_batches import BatchDecoder
-    from feedd.values import BatchReady, SlotRef
+    from feedd.values import Produced, SlotRef
 
-_AHEAD_RUNS = 2
-AHEAD_BATCHES = 2
-"""Batches decoded in advance: the trainer takes one while the next is ready. If ``fill`` takes several batches at once,
-this many are decoded in advance, because a trainer takes them faster than a stream begins."""
+AHEAD_RUNS = 2
+"""Runs decoded in advance: the trainer takes one while the next is ready."""
 _log = structlog.get_logger("feedd.sessions")
-
-
-@dataclass(frozen=True, slots=True)
-class PrefetchParts:
-    """The parts that prefetching for a session needs.
-
-    Attributes:
-        arena: the session's arena.
-        decoder: the session's decoder.
-        reader: makes another reader of the session's plan, because the session's reader is in the previous epoch.
-        steps: the first steps of an epoch that the session's consumer takes. Not used where slots hold runs.
-        tasks: the task group that decodes.
-    """
-
-    arena: Arena
-    decoder: BatchDecoder
-    reader: Callable[[], AnyReader]
-    steps: tuple[int, ...]
-    tasks: asyncio.TaskGroup
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    """The result of a decode.
-
-    Attributes:
-        batches: the batches; they end before one that could not be decoded.
-        alike: batches of a run that follow the first in its slot, and differ from it in their steps only.
-    """
-
-    batches: Sequence[BatchReady] = ()
-    alike: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Early:
-    """A batch that is decoded in advance, or a running decode.
+    """A run that is decoded in advance, or is being decoded.
 
     Attributes:
-        task: decodes this batch and others, and writes to the slot until it is done.
-        index: index of the batch among them.
-        count: batches of the slot.
-        wanted: a stream may still request the batch.
+        step: the first step.
+        slot: its slot.
+        task: decodes the run, and writes to the slot until it is done.
+        count: batches of the run.
+        wanted: a stream may still request the run.
     """
 
     epoch: int
     step: int
     slot: SlotRef
-    task: asyncio.Task[_Decoded]
-    index: int
-    count: int = 1
+    task: asyncio.Task[Produced | None]
+    count: int
     wanted: bool = True
 
     @property
@@ -92,11 +54,7 @@ class _Early:
         """Return the slot with its decoded batches once the task is done, or None if decoding failed."""
         if self.task.cancelled() or self.task.exception() is not None:
             return None
-        result = self.task.result()
-        if result.alike:
-            return Produced(result.batches[0], self.slot, result.alike)
-        found = result.batches[self.index : self.index + self.count]
-        return Produced(found[0], self.slot, more=tuple(found[1:])) if len(found) == self.count else None
+        return self.task.result()
 
 
 class NextEpochPrefetch:
@@ -105,87 +63,81 @@ class NextEpochPrefetch:
     Failures here raise no error: the batch is then decoded when it is requested.
     """
 
-    def __init__(self, parts: PrefetchParts) -> None:
-        self._parts = parts
-        self._arena = parts.arena
+    def __init__(
+        self,
+        arena: Arena,
+        decoder: BatchDecoder,
+        reader: Callable[[], AnyReader],
+        tasks: asyncio.TaskGroup,
+        *,
+        first: int = 0,
+        stride: int = 1,
+    ) -> None:
+        """Bind.
+
+        Args:
+            arena: the session's arena.
+            decoder: the session's decoder.
+            reader: makes another reader of the session's plan, because the session's reader is in the previous epoch.
+            tasks: the task group that decodes.
+            first: the first step of an epoch that the session's consumer takes.
+            stride: steps from one batch to the next.
+        """
+        self._arena = arena
+        self._decoder = decoder
+        self._new_reader = reader
+        self._tasks = tasks
+        self._first = first
+        self._stride = stride
         self._epoch = -1
         self._reader: AnyReader | None = None
-        self._left: list[int] = []  # steps that are not started
-        run_batches = parts.decoder.assembler.plain.run_batches
-        self._runs = first_runs(run_batches, _AHEAD_RUNS) if run_batches > 1 else {}  # batches, by first step
+        self._left: list[tuple[int, int]] = []  # runs that are not started: the first step, and the batches
         self._early_slots: list[_Early] = []  # their slots count as free for requested batches
 
     def begin(self, epoch: int) -> None:
         """Start to decode an epoch, once. All batches of the previous epoch are made or being decoded."""
         if epoch != self._epoch:
+            runs = first_runs(self._decoder.assembler.run_batches, AHEAD_RUNS)
             self._drop_all()
-            self._epoch, self._left, self._reader = epoch, list(self._runs or self._parts.steps), None
+            self._epoch, self._reader = epoch, None
+            self._left = [(self._first + before * self._stride, count) for before, count in runs]
             self.begin_next()
 
     def begin_next(self) -> None:
-        """Decode the next batches if steps are left, slots are free and no other decode runs."""
+        """Decode the next run if one is left, a slot is free and no other decode runs."""
         if not self._left or any(not early.task.done() for early in self._early_slots):
             return
-        count = 1 if self._runs else min(self._parts.decoder.batches_in_advance, len(self._left))
-        if self._arena.slot_count - self._arena.taken_count < count:
+        slot = self._arena.take()
+        if slot is None:
             return  # tried again when a slot is given back
-        slots = [slot for slot in (self._arena.take() for _ in range(count)) if slot is not None]
-        steps, self._left = self._left[: len(slots)], self._left[len(slots) :]
-        batches = self._runs.get(steps[0], 1)
-        wanted = range(steps[0], steps[0] + batches) if self._runs else steps
-        steps_at = [Cursor(self._epoch, step) for step in wanted]
-        task = self._parts.tasks.create_task(self._make(steps_at, slots))
-        started = [
-            _Early(self._epoch, step, slot, task, index, batches)
-            for index, (step, slot) in enumerate(zip(steps, slots, strict=True))
-        ]
-        self._early_slots += started
-        task.add_done_callback(lambda _: self._ended(started))
+        step, count = self._left.pop(0)
+        task = self._tasks.create_task(self._make(Cursor(self._epoch, step), count, slot))
+        early = _Early(self._epoch, step, slot, task, count)
+        self._early_slots.append(early)
+        task.add_done_callback(lambda _: self._ended(early))
 
-    def split(self, plans: Sequence[BatchPlan]) -> tuple[Sequence[BatchPlan], list[_Early]]:
-        """Split requested batches by whether they were decoded in advance.
+    async def take_run(self, at: Cursor, count: int) -> Produced | None:
+        """Return the run of ``count`` batches from ``at`` on, whose slot then belongs to the caller.
+
+        If cancelled, the run stays available for the next request.
 
         Returns:
-            The leading plans that were all decoded in advance, or all not, and the decoded batches for ``collect``.
+            None: no such run was decoded in advance.
         """
-        self._turn_to(plans[0].cursor, plans[-1].cursor)
-        if not self._early_slots:  # the usual case
-            return plans, []
-        found = [self._found(plan.cursor) for plan in plans]
-        in_advance = found[0] is not None
-        leading = list(itertools.takewhile(lambda early: (early is not None) == in_advance, found))
-        claimed = [early for early in leading if early is not None]
-        for early in claimed:
-            self._early_slots.remove(early)
-        return plans[: len(leading)], claimed
-
-    def take_run(self, at: Cursor, count: int) -> list[_Early]:
-        """Claim the slot in which a run was decoded in advance, for ``collect``; empty: it was not."""
-        self._turn_to(at, at)
-        early = self._found(at)
-        if early is None or early.count != count:
-            return []
+        self._turn_to(at)
+        early = next((one for one in self._early_slots if one.wanted and one.step == at.step), None)
+        if early is None or early.epoch != at.epoch or early.count != count:
+            return None
         self._early_slots.remove(early)
-        return [early]
-
-    async def collect(self, claimed: Sequence[_Early]) -> list[Produced]:
-        """Return the leading claimed batches, whose slots now belong to the caller; none if the first batch failed.
-
-        If cancelled, all of them stay available for the next request.
-        """
         try:
-            if pending := [early.task for early in claimed if not early.task.done()]:
-                await asyncio.wait(pending)
+            if not early.task.done():
+                await asyncio.wait([early.task])
         except asyncio.CancelledError:
-            self._unclaim(claimed)
+            self._put_back(early)
             raise
-        made: list[Produced] = []
-        for early in claimed:
-            if (produced := early.decoded) is None:
-                break
-            made.append(produced)
-        self._unclaim(claimed[len(made) :])
-        return made
+        if early.decoded is None:
+            self._put_back(early)
+        return early.decoded
 
     async def take(self) -> SlotRef:
         """Take a free slot, or the slot of a batch decoded in advance after its decode has ended."""
@@ -201,7 +153,7 @@ class NextEpochPrefetch:
             if not early.task.done():
                 await asyncio.wait([early.task])
         except asyncio.CancelledError:
-            self._unclaim([early])
+            self._put_back(early)
             raise
         return early.slot
 
@@ -221,27 +173,21 @@ class NextEpochPrefetch:
 
     # ------------------------------------------------------------------ inside
 
-    def _found(self, at: Cursor) -> _Early | None:
+    def _turn_to(self, at: Cursor) -> None:
+        """Drop the runs that a stream at this step skips, because its steps ascend."""
         if at.epoch != self._epoch:
-            return None
-        return next((early for early in self._early_slots if early.wanted and early.step == at.step), None)
-
-    def _turn_to(self, first: Cursor, last: Cursor) -> None:
-        """Drop the batches that a stream at these steps skips, because its steps ascend."""
-        if first.epoch != self._epoch:
             self._drop_all()
             return
-        self._left = [step for step in self._left if step > last.step]
-        for early in [early for early in self._early_slots if early.step < first.step]:
+        self._left = [run for run in self._left if run[0] > at.step]
+        for early in [early for early in self._early_slots if early.step < at.step]:
             self._drop(early)
 
-    def _unclaim(self, claimed: Iterable[_Early]) -> None:
-        """Make claimed batches available again; free the slots of batches that no stream can request."""
-        for early in claimed:
-            self._early_slots.append(early)
-            failed = early.task.done() and early.decoded is None
-            if failed or not early.wanted or early.epoch != self._epoch:
-                self._drop(early)
+    def _put_back(self, early: _Early) -> None:
+        """Make a run that was taken available again; free its slot if no stream can request the run."""
+        self._early_slots.append(early)
+        failed = early.task.done() and early.decoded is None
+        if failed or not early.wanted or early.epoch != self._epoch:
+            self._drop(early)
 
     def _drop_all(self) -> None:
         self._epoch = -1
@@ -260,32 +206,27 @@ class NextEpochPrefetch:
         self._early_slots.remove(early)
         self._arena.give_back(early.slot)
 
-    def _ended(self, started: Sequence[_Early]) -> None:
-        for early in started:
-            failed = early.decoded is None
-            if early in self._early_slots and (failed or not early.wanted):
-                self._free(early)
-            if failed and early.wanted:
-                self._left.clear()
+    def _ended(self, early: _Early) -> None:
+        failed = early.decoded is None
+        if early in self._early_slots and (failed or not early.wanted):
+            self._free(early)
+        if failed and early.wanted:
+            self._left.clear()
         self.begin_next()
 
-    async def _make(self, steps: Sequence[Cursor], slots: Sequence[SlotRef]) -> _Decoded:
-        decoder = self._parts.decoder
-        self._reader = reader = self._reader or self._parts.reader()
+    async def _make(self, at: Cursor, count: int, slot: SlotRef) -> Produced | None:
+        """Decode a run; None: it fails, ends early, or does not fit into the slot, so it is decoded when requested."""
+        decoder = self._decoder
+        self._reader = reader = self._reader or self._new_reader()
         try:
-            run = decoder.catalog.draw_run(reader, steps[0], len(steps)) if self._runs else None
-            if run is not None and len(run) == len(steps):
-                batch = await decoder.decode_run(run, slots[0], self, early=True)
-                if batch is not None:
-                    return _Decoded((batch,), len(run) - 1)
-            catalog = decoder.catalog
-            draw = partial(catalog.draw, decoder.view, reader)
-            plans, _ = await plan_leading(steps, draw, partial(catalog.waits, reader))
-            if self._runs and len(plans) < len(steps):
-                return _Decoded()  # the run ends in another window, or with the epoch: it is decoded when requested
-            made = await decoder.decode(plans, slots[: len(plans)], self, early=True) if plans else []
+            plan = await decoder.catalog.draw(decoder.view, reader, at, count, self._stride)
+            if isinstance(plan, EpochEnd) or len(plan) < count:
+                return None  # the run ends in another window, or with the epoch
+            made = await decoder.decode(plan, slot, self, early=True)
         except FeeddError as error:
-            at = steps[0]
             _log.debug("no batch was decoded in advance", epoch=at.epoch, step=at.step, reason=str(error))
-            return _Decoded()
-        return _Decoded(list(itertools.takewhile(lambda batch: batch.oversize is None, made)))  # those lie in no slot
+            return None
+        run = MadeRun(slot, self._stride)
+        for batch, alike in made:
+            run.add(batch, alike)
+        return None if made[0][0].oversize is not None else run.produced()

@@ -40,9 +40,9 @@ from feedd.sessions.decoded_cache import DecodedRoom, with_predecoded
 from feedd.sessions.feed_session import Session, SessionParts, session_of
 from feedd.sessions.group_members import SharedCopies, SharedLeases
 from feedd.sessions.job_sharing import LEASES_MOST, SharedBatches, Sharing, slots_to_lease
-from feedd.sessions.next_epoch_prefetch import AHEAD_BATCHES, NextEpochPrefetch, PrefetchParts
+from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
 from feedd.sessions.notice_log import NoticeLog
-from feedd.sessions.own_batches import BatchDecoder, OwnBatches
+from feedd.sessions.own_batches import BatchDecoder, Batches, OwnBatches
 from feedd.sessions.prefetch_driver import PrefetchDriver, ReaderGroups
 from feedd.sessions.rank_plan import planned, windows_of
 from feedd.sessions.shared_batches import WINDOW_BATCHES
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from feedd.open_spec import DataSpec, OpenSpec
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.ordering.sorted_windows import Orders
-    from feedd.sessions.feed_session import Batches
     from feedd.sessions.group_members import GroupMember
     from feedd.sessions.rank_plan import Planned
     from feedd.tables.cache import ConvertingCache
@@ -190,7 +189,6 @@ class Pipeline:
             info = replace(
                 one.info(memory.recipes),
                 notices=notices,
-                batches_per_call=batches.batches_per_call,
                 run_batches=batches.run_batches,
                 batch_bytes=batches.batch_bytes,
                 shared_slot_count=batches.shared_slot_count,
@@ -205,6 +203,7 @@ class Pipeline:
                 batches,
                 leave_windows=leave_windows,
                 late=late,
+                stride=request.spec.session.consumer_count,
             )
             undo.pop_all()
         return session_of(parts, self.stages, request.spec.order.topology.rank)
@@ -268,10 +267,9 @@ class Pipeline:
         """Return the batches of a session that shares none; the next epoch's first batches use its free slots."""
         asked = one.request.spec.session
         decoder = BatchDecoder(self.stages, self.catalog, one.view, assembler)
-        count = max(AHEAD_BATCHES, decoder.batches_in_advance)
-        first = tuple(asked.consumer_index + n * asked.consumer_count for n in range(count))
-        prefetch = NextEpochPrefetch(PrefetchParts(arena, decoder, one.plan.reader, first, self._group))
-        return OwnBatches(arena, decoder, prefetch)
+        first, stride = asked.consumer_index, asked.consumer_count
+        prefetch = NextEpochPrefetch(arena, decoder, one.plan.reader, self._group, first=first, stride=stride)
+        return OwnBatches(arena, decoder, prefetch, stride)
 
     async def decoded(self, slot_count: int, slot_bytes: int, request: Request, recipes: Recipes) -> SharedBatches:
         """Return memory for the batches of a group, which are decoded once for all its sessions.

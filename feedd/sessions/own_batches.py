@@ -1,7 +1,8 @@
-"""Batches that one session decodes for itself into slots of its own arena."""
+"""Batches that one session decodes for itself into slots of its own arena, and what all makers of batches have."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,56 +11,76 @@ from feedd.cache.pins import with_pinned
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import CacheUnavailable, FeeddError
 from feedd.flow.runs import MadeRun
-from feedd.ordering.batch_plan import AnyRunPlan, BatchPlanGroup, SpanPlan
-from feedd.values import EpochEnd, Produced
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from feedd.batching.assembler import Assembler
     from feedd.catalog.dataset_catalog import DatasetCatalog
     from feedd.catalog.stages import Stages
     from feedd.dataset.listing import DatasetView
     from feedd.flow.arena import Arena
-    from feedd.ordering.batch_plan import BatchPlan
+    from feedd.ordering.batch_plan import RunPlan, RunRows
+    from feedd.protocols import Slots
     from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
     from feedd.shard_index import ShardIndex
-    from feedd.values import BatchReady, Cursor, SessionInfo, ShardFile, SlotRef
+    from feedd.values import BatchReady, Cursor, Produced, ShardFile, SlotRef
 
 _T = TypeVar("_T")
 
 
-async def plan_leading(
-    steps: Sequence[Cursor],
-    draw: Callable[[Cursor], Awaitable[BatchPlan | EpochEnd]],
-    waits: Callable[[Cursor], bool],
-) -> tuple[list[BatchPlan], list[EpochEnd]]:
-    """Plan at least one leading step: batches that end in the same window, then ends of the epoch.
+class Batches(ABC):
+    """Makes the batches of one session. The session decodes them itself, or gets them from its job group.
 
-    The client asks for the other steps again. The shards of another window may not have arrived, and no batch follows
-    an end of the epoch. Only the first step is waited for: else its batch would wait for the shards of later ones.
-
-    Args:
-        steps: the steps.
-        draw: plans a step.
-        waits: whether ``draw`` would have to wait.
-
-    Raises:
-        As ``draw`` does.
+    Attributes:
+        run_batches: batches of each slot.
+        batch_bytes: bytes from one batch of a slot to the next; 0 if a slot holds one.
+        shared_slot_count: slots shared with other sessions.
     """
-    plans: list[BatchPlan] = []
-    ends: list[EpochEnd] = []
-    for at in steps:
-        if (plans or ends) and waits(at):
-            break
-        found = await draw(at)
-        if isinstance(found, EpochEnd):
-            ends.append(found)
-        elif ends or (plans and found.last_window != plans[0].last_window):
-            break
-        else:
-            plans.append(found)
-    return plans, ends
+
+    run_batches: int = 1
+    batch_bytes: int = 0
+    shared_slot_count: int = 0
+
+    @property
+    @abstractmethod
+    def slots(self) -> Slots:
+        """The slots that hold the batches."""
+
+    @abstractmethod
+    def client_mapping(self) -> AbstractContextManager[int]:
+        """Lend the memfd of the batches to one client until the context ends; its memory counts until then."""
+
+    @abstractmethod
+    async def make(self, plans: Sequence[RunPlan], decoding: Callable[[], object]) -> Produced:
+        """Return the batches of a run, in one slot. They end before a batch that cannot be made, with its error.
+
+        Args:
+            plans: up to ``run_batches`` batches of successive steps. A slot must be free.
+            decoding: see ``BatchDecoder.decode``.
+
+        Raises:
+            As ``Session.produce``, if the first batch cannot be made. No slot is taken in that case.
+        """
+
+    @abstractmethod
+    def release(self, slot: SlotRef) -> None:
+        """Free the slot of batches that were made."""
+
+    @abstractmethod
+    def check_failures(self, at: Cursor) -> None:
+        """Check that the epoch's steps up to ``at`` are within the failure budget; see ``Assembler``."""
+
+    def epoch_ended(self, epoch: int) -> None:  # noqa: B027 - most makers decode nothing in advance
+        """Start to decode the next epoch in advance: all batches of ``epoch`` are made or being decoded."""
+
+    def retain_leased(self) -> None:  # noqa: B027 - needed only if others write to the arena
+        """Keep leased slots out of use, because the client may go on reading them."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Cancel running decodes, and free or leave the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,76 +99,63 @@ class BatchDecoder:
     view: DatasetView
     assembler: Assembler
 
-    @property
-    def batches_in_advance(self) -> int:
-        """Number of batches to decode together that nobody has requested: several if they are little work."""
-        return self.assembler.batches_per_call if self.assembler.call_sizes is None else 1
-
     async def decode(
         self,
-        plans: Sequence[BatchPlan],
-        slots: Sequence[SlotRef],
+        plan: RunPlan,
+        slot: SlotRef,
         owner: object,
         *,
         early: bool = False,
         decoding: Callable[[], object] = lambda: None,
         first: int = 0,
-    ) -> list[BatchReady]:
-        """Decode batches, each into its slot. Their shards are pinned, looked up and read together.
+    ) -> list[tuple[BatchReady, int]]:
+        """Decode a run of batches into a slot; see ``Assembler.fill`` for the result.
+
+        A table that got another layout meanwhile is looked up again, once.
 
         Args:
-            plans: up to ``assembler.batches_per_call`` batches, or some of a run.
-            slots: one for each batch, or one for a run of several.
-            first: where slots hold runs, the place of the first batch in its run.
+            plan: up to ``assembler.run_batches`` batches.
+            slot: the slot.
             owner: owner of the reads. Unless ``early`` is set, it must withdraw from ``stages.inflight`` in the end.
             early: waits for whole shards; see ``Assembler.fill``.
             decoding: called when the shards have arrived and before decoding starts; perhaps twice.
+            first: the place of the first batch in the slot.
 
         Raises:
             As ``Session.produce``.
         """
-        group = BatchPlanGroup.of(plans)
-
-        def fill(indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...]) -> Awaitable[list[BatchReady]]:
-            decoding()
-            return self.assembler.fill(group, slots, indexes, files, early=early, first=first)
-
-        return await self._read(group, fill, owner, early=early)
-
-    async def _read(
-        self,
-        group: BatchPlanGroup,
-        fill: Callable[[Sequence[ShardIndex], tuple[ShardFile, ...]], Awaitable[_T]],
-        owner: object,
-        *,
-        early: bool,
-    ) -> _T:
-        """Return the result of ``fill`` for the indexes and files of a group's shards.
-
-        A table that got another layout meanwhile is looked up again, once.
-        """
-        cache, ticket = self.stages.cache, self.stages.inflight.ticket()
+        if plan.first_rows_of and is_pack(self.view.refs[plan.shards[0]]):
+            plan = plan.by_row()  # a pack is read before it is whole, so it must be told which samples are needed
+        run, cache, ticket = plan.by_shard(), self.stages.cache, self.stages.inflight.ticket()
         misjudged_count = cache.misjudged_count
+
+        def fill(
+            indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...]
+        ) -> Awaitable[list[tuple[BatchReady, int]]]:
+            decoding()
+            return self.assembler.fill(run, slot, indexes, files, early=early, first=first)
+
         try:
-            return await self._read_once(group, fill, owner, ticket, early=early)
+            return await self._read(run, fill, owner, ticket, early=early)
         except CacheUnavailable:
             if cache.misjudged_count == misjudged_count:
                 raise
-        return await self._read_once(group, fill, owner, ticket, early=early)
+        return await self._read(run, fill, owner, ticket, early=early)
 
-    async def _read_once(
+    async def _read(
         self,
-        group: BatchPlanGroup,
+        run: RunRows,
         fill: Callable[[Sequence[ShardIndex], tuple[ShardFile, ...]], Awaitable[_T]],
         owner: object,
         ticket: int,
         *,
         early: bool,
     ) -> _T:
+        """Return the result of ``fill`` for the indexes and files of a run's shards."""
         cache = self.stages.cache
-        refs = [self.view.refs[shard] for shard in group.shards]
+        refs = [self.view.refs[shard] for shard in run.shards]
         misjudged_count = cache.misjudged_count
-        indexes = await self.catalog.indexes(self.view, group.shards)
+        indexes = await self.catalog.indexes(self.view, run.shards)
 
         def read(files: tuple[ShardFile, ...]) -> Awaitable[_T]:
             if cache.misjudged_count != misjudged_count:
@@ -156,194 +164,83 @@ class BatchDecoder:
 
         if early:
             return await with_pinned(cache, refs, read)
-        return await self.stages.inflight.read(refs, group, read, owner, ticket)
-
-    async def decode_run(
-        self,
-        run: AnyRunPlan,
-        slot: SlotRef,
-        owner: object,
-        *,
-        early: bool = False,
-        decoding: Callable[[], object] = lambda: None,
-        first: int = 0,
-    ) -> BatchReady | None:
-        """Copy the batches of a run into a slot; see ``PlainBatches.fill_run`` for the result.
-
-        Args:
-            run: the batches.
-            slot: the slot.
-            owner: see ``decode``.
-            early: see ``decode``.
-            decoding: see ``decode``.
-            first: the place of the run's first batch in the slot.
-
-        Raises:
-            As ``Session.produce``.
-        """
-        if isinstance(run, SpanPlan) and is_pack(self.view.refs[run.shard]):
-            run = run.expanded()  # a pack is read before it is whole, so it must be told which samples are needed
-        group = BatchPlanGroup.of_run(run)
-
-        def fill(indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...]) -> Awaitable[BatchReady | None]:
-            decoding()
-            return self.assembler.plain.fill_run(run, group, slot, indexes, files, early=early, first=first)
-
-        return await self._read(group, fill, owner, early=early)
+        return await self.stages.inflight.read(refs, run, read, owner, ticket)
 
 
-class OwnBatches:
-    """The batches of a session that decodes for itself, and the slots that hold them.
+class OwnBatches(Batches):
+    """The batches of a session that decodes for itself.
 
     Attributes:
-        slots: the session's arena.
         prefetch: decodes the next epoch's first batches into free slots.
     """
 
-    def __init__(self, arena: Arena, decoder: BatchDecoder, prefetch: NextEpochPrefetch) -> None:
-        self.slots = arena
+    def __init__(self, arena: Arena, decoder: BatchDecoder, prefetch: NextEpochPrefetch, stride: int = 1) -> None:
+        """Bind; ``stride``: steps from one batch to the next, because the session's consumer takes every so many."""
         self.prefetch = prefetch
+        self.run_batches = decoder.assembler.run_batches
+        self.batch_bytes = decoder.assembler.batch_bytes
+        self._arena = arena
         self._decoder = decoder
-        self._making_count = 0  # batches of running calls of ``make``
+        self._stride = stride
 
     @property
-    def batches_per_call(self) -> int:
-        """Batches per call of ``make``."""
-        return self._decoder.assembler.batches_per_call
+    def slots(self) -> Arena:
+        """The session's arena."""
+        return self._arena
 
-    @property
-    def shared_slot_count(self) -> int:
-        """Slots shared with other sessions: 0."""
-        return 0
+    def client_mapping(self) -> AbstractContextManager[int]:
+        """Lend the arena's memfd to the client; see ``Batches``."""
+        return self._arena.client_mapping()
 
-    def sized(self, info: SessionInfo, *, fetching: bool) -> SessionInfo:
-        """Return the session's info with the number of batches to request together now.
-
-        A batch waits for its own shards. Batches that are made together wait for all of theirs. So while any shard is
-        missing (``fetching``), batches are requested one by one.
-        """
-        sizes = self._decoder.assembler.call_sizes
-        return info if sizes is None else sizes.applied(info, 0 if fetching else self._making_count)
-
-    async def make(self, plans: Sequence[BatchPlan], decoding: Callable[[], object]) -> list[Produced]:
-        """Return at least one leading batch: the batches decoded in advance, or else the batches that were not.
-
-        Args:
-            plans: up to ``batches_per_call`` batches; as many slots are free.
-            decoding: see ``BatchDecoder.decode``.
-
-        Raises:
-            As ``Session.produce``. No slot is taken in that case.
-        """
-        plans, early = self.prefetch.split(plans)
-        if early and (made := await self.prefetch.collect(early)):
-            filtered = sum(one.batch.filtered for one in made)
-            if filtered:
-                self._decoder.stages.recorder.count(metrics.PIPELINE_FILTERED, filtered)
-            return made
-        slots: list[SlotRef] = []
-        self._making_count += len(plans)
+    async def make(self, plans: Sequence[RunPlan], decoding: Callable[[], object]) -> Produced:
+        """Return the batches that were decoded in advance, or decode them; see ``Batches.make``."""
+        early = await self.prefetch.take_run(plans[0].cursor, sum(map(len, plans)))
+        if early is not None:
+            if early.batch.filtered:
+                self._decoder.stages.recorder.count(metrics.PIPELINE_FILTERED, early.batch.filtered)
+            return early
+        run = MadeRun(await self.prefetch.take(), self._stride)
         try:
-            while len(slots) < len(plans):
-                slots.append(await self.prefetch.take())
-            batches = await self._decoder.decode(plans, slots, self, decoding=decoding)
-        except BaseException:
-            for slot in slots:
-                self.release(slot)
-            raise
-        finally:
-            self._making_count -= len(plans)
-        return [Produced(batch, slot) for batch, slot in zip(batches, slots, strict=True)]
-
-    @property
-    def run_batches(self) -> int:
-        """Batches of each slot."""
-        return self._decoder.assembler.plain.run_batches
-
-    @property
-    def batch_bytes(self) -> int:
-        """Bytes from one batch of a slot to the next; 0 if a slot holds one."""
-        return self._decoder.assembler.plain.batch_bytes
-
-    async def make_run(self, plans: Sequence[AnyRunPlan | BatchPlan], decoding: Callable[[], object]) -> Produced:
-        """Return the batches of a run, in one slot. They end before a batch that cannot be made, with its error.
-
-        Args:
-            plans: up to ``run_batches`` batches of successive steps.
-            decoding: see ``BatchDecoder.decode``.
-
-        Raises:
-            As ``Session.produce``, if the first batch cannot be made. No slot is taken in that case.
-        """
-        count = sum(len(plan) if isinstance(plan, AnyRunPlan) else 1 for plan in plans)
-        if (early := self.prefetch.take_run(plans[0].cursor, count)) and (made := await self.prefetch.collect(early)):
-            return made[0]
-        slot = await self.prefetch.take()
-        run = MadeRun(slot)
-        try:
-            await self._fill_run(run, plans, decoding)
+            for plan in plans:
+                await self._add(run, plan, decoding)
             return run.produced()
         except BaseException:
-            self.release(slot)
+            self.release(run.slot)
             raise
 
-    async def _fill_run(
-        self,
-        run: MadeRun,
-        plans: Sequence[AnyRunPlan | BatchPlan],
-        decoding: Callable[[], object],
-    ) -> None:
-        for plan in plans:
-            if run.failure is not None:
+    async def _add(self, run: MadeRun, plan: RunPlan, decoding: Callable[[], object]) -> None:
+        """Decode batches into the slot of a run: together, or one by one if that fails, to get those before the bad."""
+        if run.failure is not None:
+            return
+        try:
+            made = await self._decoder.decode(plan, run.slot, self, decoding=decoding, first=run.count)
+        except FeeddError as error:
+            if len(plan) == 1:
+                run.failure = error
                 return
-            if isinstance(plan, AnyRunPlan):
-                try:
-                    batch = await self._decoder.decode_run(plan, run.slot, self, decoding=decoding, first=run.count)
-                except FeeddError:
-                    batch = None  # made one by one, one of its batches shows why
-                if batch is not None:
-                    run.add(batch, len(plan))
-                else:
-                    await self._decode_each(run, plan.plans(), decoding)
-            else:
-                await self._decode_each(run, [plan], decoding)
-
-    async def _decode_each(self, run: MadeRun, plans: Sequence[BatchPlan], decoding: Callable[[], object]) -> None:
-        """Decode batches of one window together, or one by one if one of them fails."""
-        groups = [plans] if len(plans) == 1 else [plans, *([plan] for plan in plans)]
-        for group in groups:
-            try:
-                made = await self._decoder.decode(group, [run.slot], self, decoding=decoding, first=run.count)
-            except FeeddError as error:
-                if len(group) == 1:
-                    run.failure = error
-                    return
-                continue
-            for batch in made:
-                run.add(batch)
-            if group is plans:
-                return
+            for one in plan.batches():
+                await self._add(run, one, decoding)
+            return
+        for batch, count in made:
+            run.add(batch, count)
 
     def release(self, slot: SlotRef) -> None:
-        """Free the slot of a batch."""
-        freed = self.slots.give_back(slot)
+        """Free the slot."""
+        freed = self._arena.give_back(slot)
         assert freed, f"slot {slot.index} was given back twice"
         self.prefetch.begin_next()
 
     def check_failures(self, at: Cursor) -> None:
-        """Check that the epoch's steps up to ``at`` are within the failure budget; see ``Assembler``."""
+        """Ask the assembler, which has the failure budget."""
         self._decoder.assembler.check_failures(at)
 
     def epoch_ended(self, epoch: int) -> None:
-        """Start to decode the next epoch, because all batches of this one are made or being decoded."""
+        """Start to decode the next epoch into free slots."""
         self.prefetch.begin(epoch + 1)
-
-    def retain_leased(self) -> None:
-        """Do nothing: no other session writes to this arena."""
 
     async def close(self) -> None:
         """Cancel running decodes, detach the arena from the workers and free it."""
         await self.prefetch.close()
         await self._decoder.stages.inflight.withdraw(self)
         self._decoder.assembler.close()
-        self.slots.close()
+        self._arena.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self
 
-from feedd.workers.worker_pool import DecodePool
+from feedd.workers.pool import DecodePool
 
 if TYPE_CHECKING:
     from feedd.protocols import Recorder

@@ -8,17 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from feedd.flow.trace_log import BatchTrace, distinct
-from feedd.ordering.batch_plan import shards_in
 from feedd.sessions.feed_session import Session
 from feedd.values import EpochEnd, Produced
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from feedd.catalog.stages import Stages
     from feedd.errors import FeeddError
     from feedd.flow.trace_log import TraceLog
-    from feedd.ordering.batch_plan import AnyRunPlan, BatchPlan
+    from feedd.ordering.batch_plan import RunPlan
     from feedd.sessions.feed_session import SessionParts
     from feedd.values import Cursor, SlotRef
 
@@ -52,24 +49,12 @@ class TracedSession(Session):
         self._rank = rank
         self._noted: dict[SlotRef, BatchTrace] = {}
 
-    async def produce(self, steps: Sequence[Cursor]) -> list[Produced | EpochEnd]:
-        """Make the batches of the leading steps; see ``Session.produce``."""
+    async def produce(self, at: Cursor, count: int = 1) -> Produced | EpochEnd:
+        """Make the batches of steps; see ``Session.produce``."""
         marks = _Marks()
         token = _marks.set(marks)
         try:
-            found = await super().produce(steps)
-        finally:
-            _marks.reset(token)
-        for made in found:
-            self._note(made, marks)
-        return found
-
-    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
-        """Make the batches of a run; see ``Session.produce_run``."""
-        marks = _Marks()
-        token = _marks.set(marks)
-        try:
-            made = await super().produce_run(at, count)
+            made = await super().produce(at, count)
         finally:
             _marks.reset(token)
         self._note(made, marks)
@@ -82,28 +67,17 @@ class TracedSession(Session):
         if batch is not None:
             self._traces.export(replace(batch, released_s=time.monotonic()))
 
-    async def _draw(self, call: object, at: Cursor) -> BatchPlan | EpochEnd:
-        drawn = await super()._draw(call, at)
-        if not isinstance(drawn, EpochEnd):
-            self._planned([drawn])
-        return drawn
-
-    async def _draw_run(
-        self, call: object, at: Cursor, count: int
-    ) -> tuple[list[AnyRunPlan | BatchPlan], EpochEnd | FeeddError | None]:
-        plans, end = await super()._draw_run(call, at, count)
-        self._planned(plans)
-        return plans, end
-
-    def _planned(self, plans: Sequence[AnyRunPlan | BatchPlan]) -> None:
+    async def _draw(self, call: object, at: Cursor, count: int) -> tuple[list[RunPlan], EpochEnd | FeeddError | None]:
+        plans, end = await super()._draw(call, at, count)
         marks = _marks.get()
         if marks is not None:
             marks.planned_s = time.monotonic()
             for plan in plans:
-                marks.shards[plan.cursor.step] = shards_in(plan)
+                marks.shards[plan.cursor.step] = plan.shards
+        return plans, end
 
-    def _decoding(self, call: object) -> None:
-        super()._decoding(call)
+    def _decoding(self, call: object, *, whole: bool = False) -> None:
+        super()._decoding(call, whole=whole)
         marks = _marks.get()
         if marks is not None and not marks.decoding_s:
             marks.decoding_s = time.monotonic()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from feedd.cache.cache import Cache
     from feedd.dataset.listing import DatasetView
-    from feedd.ordering.batch_plan import BatchPlan
+    from feedd.ordering.batch_plan import RunPlan
     from feedd.simulation.simulated_workers import SimulatedWorkers
 
 
@@ -91,18 +91,18 @@ class SimulatedBatches:
     def __repr__(self) -> str:
         return f"SimulatedBatches({self._arena})"
 
-    def lacks_shards(self, plan: BatchPlan) -> bool:
+    def lacks_shards(self, plan: RunPlan) -> bool:
         """Whether the cache neither holds all shards of a batch nor fetches them."""
         return not self._shards.known(shards_of(plan))
 
-    async def make(self, plan: BatchPlan, pinned: Callable[[], object]) -> None:
+    async def make(self, plan: RunPlan, pinned: Callable[[], object]) -> None:
         """Make a batch; call ``pinned`` when its shards have arrived."""
         async with self._shards.pinned(shards_of(plan)):
             pinned()
             await self._workers.decode(self._arena, plan.shard.shape[0], self._decode_s)
 
 
-def shards_of(plan: BatchPlan) -> list[int]:
+def shards_of(plan: RunPlan) -> list[int]:
     """Return the shards of a batch (dataset indices), ascending."""
     shards: list[int] = np.unique(plan.shard).tolist()
     return shards

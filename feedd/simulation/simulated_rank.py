@@ -6,9 +6,9 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from feedd.ordering.batch_plan import BatchPlan
+from feedd.ordering.batch_plan import RunPlan
 from feedd.ordering.sorted_windows import NeedOrder
-from feedd.sessions.next_epoch_prefetch import AHEAD_BATCHES
+from feedd.sessions.next_epoch_prefetch import AHEAD_RUNS
 from feedd.sessions.prefetch_driver import RunningCalls
 from feedd.values import Cursor
 
@@ -57,7 +57,7 @@ class SimulatedRank:
         """Make all batches, in tasks of the group."""
         for epoch in range(epoch_count):
             for step in range(self._steps):
-                if step >= AHEAD_BATCHES:
+                if step >= AHEAD_RUNS:
                     await self._begins(epoch)
                 await self._slots.acquire()
                 at = Cursor(epoch, step)
@@ -91,7 +91,7 @@ class SimulatedRank:
             self._epoch_began.clear()
             await self._epoch_began.wait()
 
-    async def _call(self, at: Cursor, plan: BatchPlan) -> None:
+    async def _call(self, at: Cursor, plan: RunPlan) -> None:
         """Make a batch that the trainer has requested."""
         await self._calls.wait_for_earlier(at, plan.last_window, partial(self._batches.lacks_shards, plan))
         await self._make(at, plan, partial(self._calls.pinned, at))
@@ -99,7 +99,7 @@ class SimulatedRank:
         self._prefetch_driver.finished(at)
         self._prefetch_driver.widen()
 
-    async def _make(self, at: Cursor, plan: BatchPlan, pinned: Callable[[], object]) -> None:
+    async def _make(self, at: Cursor, plan: RunPlan, pinned: Callable[[], object]) -> None:
         await self._batches.make(plan, pinned)
         self._future(at).set_result(asyncio.get_running_loop().time())
 
@@ -109,8 +109,8 @@ class SimulatedRank:
             found = self._ready[at] = asyncio.get_running_loop().create_future()
         return found
 
-    def _plan(self, at: Cursor) -> BatchPlan:
+    def _plan(self, at: Cursor) -> RunPlan:
         while isinstance(found := self._reader.draw(at), NeedOrder):
             found.learn(found.sort())
-        assert isinstance(found, BatchPlan), "all samples are counted, and the step is before the end"
+        assert isinstance(found, RunPlan), "all samples are counted, and the step is before the end"
         return found

@@ -26,18 +26,11 @@ _NAMES: Final = Names(
 class SimulatedStorage:
     """An ``EntryStorage`` of a given size, in which every entry is whole at once."""
 
+    names: Final = _NAMES
+    shared: Final = False
+
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
-
-    @property
-    def names(self) -> Names:
-        """Words for messages."""
-        return _NAMES
-
-    @property
-    def shared(self) -> bool:
-        """False: no other process can change an entry."""
-        return False
 
     async def open(self, failed: Callable[[BaseException], None]) -> Opened:
         """Start empty."""

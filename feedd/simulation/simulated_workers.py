@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from feedd.workers.chunk_sizer import ChunkSizer
-from feedd.workers.schedule import DEPTH, Call, Schedule, spread
+from feedd.workers.schedule import DEPTH, Call, ChunkSizer, Schedule, spread
 from feedd.workers.work import DecodeOptions
 
 _INDEX_STREAM: Final = 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
-from feedd.fetch.inflight_packs import InflightPacks
+from feedd.fetch.packs import InflightPacks
 from feedd.flow.budget import ByteBudget
 from feedd.flow.lru import WeightedLru
 from feedd.flow.memory import available_bytes
@@ -73,24 +73,6 @@ def formed(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) ->
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ConverterOptions:
-    """Limits of conversions.
-
-    Attributes:
-        limit_bytes: maximum size of one converted shard.
-        makings: maximum number of workers that convert at one time. So many large objects may be in memory, or more
-            small ones (see ``charge_bytes``), because small ones mostly wait for the store.
-        deadline_s: maximum seconds of one conversion, waiting and fetching included.
-        available: returns the bytes of memory that can still be taken; None: unknown.
-    """
-
-    limit_bytes: int
-    makings: int = 2
-    deadline_s: float = 1800.0
-    available: Callable[[], int | None] = available_bytes
-
-
 class Converter:
     """A ``ShardFetcher`` that converts refs with a conversion, and fetches all others.
 
@@ -98,12 +80,25 @@ class Converter:
     shard of known size is written directly to its target. If a footer tells the layout of a table, ``bring`` only
     fetches the footer. The table is then written some row groups at a time, and read meanwhile.
 
-    Attributes:
+    Args:
+        fetcher: fetches objects.
+        make: has a worker convert an object.
         facts: known results of earlier conversions.
+        recorder: counts conversions.
+        inflight: told about tables that can be read while they grow.
+        limit_bytes: maximum size of one converted shard.
+        makings: maximum number of workers that convert at one time; outlines do not count. So many large objects may be
+            in memory, or more small ones (see ``charge_bytes``), because small ones mostly wait for the store.
+        deadline_s: maximum seconds of one conversion, waiting and fetching included.
+        available: returns the bytes of memory that can still be taken; None: unknown.
+
+    Attributes:
+        make: as given.
+        expect: called with a converter's name before an object is fetched for it.
+        facts: as given.
         indexes: indexes that the latest conversions told.
         fresh: shards that are not in the cache yet.
         ranges: fetches objects, or copies them from the cache.
-        conversions: has workers convert objects.
         is_needed_now: whether a caller waits for the shard of a listed object now.
         misjudged_count: how often values were missing although a footer said otherwise. The table then gets another
             layout, and indexes that were taken before no longer hold.
@@ -114,25 +109,27 @@ class Converter:
         fetcher: SpanFetcher,
         make: Make,
         facts: ConversionLog,
-        options: ConverterOptions,
         recorder: Recorder,
         inflight: InflightPacks | None = None,
+        *,
+        limit_bytes: int,
+        makings: int = 2,
+        deadline_s: float = 1800.0,
+        available: Callable[[], int | None] = available_bytes,
     ) -> None:
-        """Bind; ``inflight`` is told about tables that can be read while they grow."""
-        self.facts = facts
+        self.make, self.facts = make, facts
+        self.expect: Callable[[str], None] = lambda _: None
         self.indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEXES_BYTES)
         self.fresh = FreshShards(recorder)
-        self._fetcher = fetcher
         self.ranges = ObjectRanges(fetcher)
-        inflight = InflightPacks() if inflight is None else inflight
-        self.conversions = WorkerConversions(
-            self.ranges, make, options.limit_bytes, options.makings, recorder, inflight
-        )
         self.is_needed_now: Callable[[ObjectRef], bool] = lambda _: False
         self.misjudged_count = 0
-        self._options = options
-        self._recorder = recorder
-        self._memory = ByteBudget(options.makings * CHARGE_BYTES_MAX)
+        self._fetcher, self._recorder = fetcher, recorder
+        self._inflight = InflightPacks() if inflight is None else inflight
+        self._limit_bytes, self._makings = min(limit_bytes, 1 << 62), makings
+        self._deadline_s, self._available = deadline_s, available
+        self._memory = ByteBudget(makings * CHARGE_BYTES_MAX)
+        self._semaphore = asyncio.Semaphore(makings)
         self._outline_semaphore = asyncio.Semaphore(1)
         self._running_count = 0
         self._misjudged: WeightedLru[ObjectRef, ObjectRef] = WeightedLru(_MISJUDGED_MAX)
@@ -179,9 +176,8 @@ class Converter:
 
     def _in_time(self, ref: ObjectRef) -> AbstractAsyncContextManager[object]:
         """Return a context manager that ends a conversion at its deadline."""
-        deadline_s = self._options.deadline_s
-        message = f"expected a conversion to end within {format_duration(deadline_s)}, got no result"
-        return within(deadline_s, lambda: StoreUnavailable(message, object=ref.url, stage="cache"))
+        message = f"expected a conversion to end within {format_duration(self._deadline_s)}, got no result"
+        return within(self._deadline_s, lambda: StoreUnavailable(message, object=ref.url, stage="cache"))
 
     async def _bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
         async with self._admitted(ref):
@@ -189,7 +185,7 @@ class Converter:
             try:
                 self.fresh.make_room()
                 task = self._task(ref, file.fd, 0, self._memory_left(ref.size_bytes, ref))
-                outcome = await self.conversions.converted_or_planned(
+                outcome = await self._converted_or_planned(
                     ref, task, source, urgency, may_plan=self._misjudged.get(ref) is None
                 )
             except BaseException:
@@ -286,7 +282,7 @@ class Converter:
             return outcome.size_bytes
         growing = GrowingTable(ref, shard, sink, outcome, hurried=self.is_needed_now(ref))
         readable = outcome.index is not None
-        fits = await self.conversions.fill(growing, task, source, urgency, readable=readable)
+        fits = await self._fill(growing, task, source, urgency, readable=readable)
         return outcome.size_bytes if fits else -1
 
     def _keep_index(self, shard: ObjectRef, index: ShardIndex | None) -> None:
@@ -303,22 +299,21 @@ class Converter:
         may_plan: bool = False,
     ) -> ConvertedShard | TablePlan:
         try:
-            return await self.conversions.converted_or_planned(ref, task, source, urgency, may_plan=may_plan)
+            return await self._converted_or_planned(ref, task, source, urgency, may_plan=may_plan)
         except BadShard:
             self.facts.forget(ref)  # the shard may only have grown: a new conversion learns its size
             raise
 
     def _task(self, ref: ObjectRef, out_fd: int, out_at: int, memory_bytes: int, entry_bytes: int = -1) -> MakeTask:
-        limit_bytes = min(self._options.limit_bytes, 1 << 62)
-        sizes = limit_bytes, memory_bytes, entry_bytes
+        sizes = self._limit_bytes, memory_bytes, entry_bytes
         assert ref.conversion is not None
         return MakeTask(ref.conversion, ref.url, ref.size_bytes, (), -1, out_fd, out_at, *sizes)
 
     def _memory_left(self, object_bytes: int, ref: ObjectRef) -> int:
         """Return the memory available for a shard in addition to its object, for each worker that may convert."""
-        running_count = min(max(1, self._running_count), self._options.makings)
+        running_count = min(max(1, self._running_count), self._makings)
         while True:
-            left = self._options.available()
+            left = self._available()
             if left is None:
                 return 1 << 62
             memory_bytes = (left - _RESERVE_BYTES) // running_count - object_bytes
@@ -335,53 +330,7 @@ class Converter:
             )
         return memory_bytes
 
-
-def _unknown(shard: ObjectRef, got: str) -> CacheUnavailable:
-    message = f"expected a converted shard of {shard.size_bytes} bytes as before, got {got}"
-    return CacheUnavailable(message, object=shard.url, stage="cache")
-
-
-def _whenever() -> float:
-    return math.inf
-
-
-_PARTS_AT_ONCE: Final = 3  # of a table: one is fetched while others are converted
-
-
-class WorkerConversions:
-    """Conversions by workers.
-
-    Args:
-        ranges: fetches ranges of objects.
-        make: has a worker convert an object.
-        limit_bytes: maximum size of one converted shard.
-        makings: maximum number of workers that convert at one time; outlines do not count.
-        recorder: counts conversions.
-        inflight: told about tables that grow.
-
-    Attributes:
-        make: as given.
-        expect: called with a converter's name before an object is fetched for it.
-    """
-
-    def __init__(
-        self,
-        ranges: ObjectRanges,
-        make: Make,
-        limit_bytes: int,
-        makings: int,
-        recorder: Recorder,
-        inflight: InflightPacks,
-    ) -> None:
-        self.make = make
-        self._inflight = inflight
-        self.expect: Callable[[str], None] = lambda _: None
-        self._ranges = ranges
-        self._limit_bytes = limit_bytes
-        self._semaphore = asyncio.Semaphore(makings)
-        self._recorder = recorder
-
-    async def converted_or_planned(
+    async def _converted_or_planned(
         self, ref: ObjectRef, task: MakeTask, source: FetchedRanges, urgency: Callable[[], float], *, may_plan: bool
     ) -> ConvertedShard | TablePlan:
         """Fetch the ranges that the conversion needs, until a worker has made the shard, or knows its layout.
@@ -399,7 +348,7 @@ class WorkerConversions:
         try:
             wanted = () if source.spans else registry.first_ranges(conversion, MappedObject(-1, ref.size_bytes))
             for _ in range(rounds):
-                await self._ranges.fetch(plain, wanted, source, urgency, again=conversion.params == TYPES)
+                await self.ranges.fetch(plain, wanted, source, urgency, again=conversion.params == TYPES)
                 outcome = await self._ask_worker(replace(task, spans=source.spans, source_fd=source.file.fd))
                 if isinstance(outcome, ConvertedShard):
                     self._count(conversion.name, outcome)
@@ -414,7 +363,7 @@ class WorkerConversions:
         message = f"expected to convert the object, got {rounds} requests for more of its ranges"
         raise BadShard(message, object=ref.url, stage="decode")
 
-    async def fill(
+    async def _fill(
         self,
         growing: GrowingTable,
         task: MakeTask,
@@ -440,7 +389,7 @@ class WorkerConversions:
             nonlocal busy_s, fits
             while fits and (part := growing.begin()) is not None:
                 ranges = growing.ranges_in(part)
-                await self._ranges.fetch(plain, ranges, source, urgency, again=False)
+                await self.ranges.fetch(plain, ranges, source, urgency, again=False)
                 spans = joined((*footer, *ranges))
                 groups = growing.groups_in(part)
                 made = await self._ask_worker(replace(task, spans=spans, source_fd=source.file.fd, groups=groups))
@@ -486,6 +435,18 @@ class WorkerConversions:
 _COUNT_MAX: Final = 8  # or more, as long as all together are small
 SMALL_BYTES: Final = 64 * MIB
 """Bytes of all shards together, below which more of them may be in memory."""
+
+
+def _unknown(shard: ObjectRef, got: str) -> CacheUnavailable:
+    message = f"expected a converted shard of {shard.size_bytes} bytes as before, got {got}"
+    return CacheUnavailable(message, object=shard.url, stage="cache")
+
+
+def _whenever() -> float:
+    return math.inf
+
+
+_PARTS_AT_ONCE: Final = 3  # of a table: one is fetched while others are converted
 
 
 @dataclass(slots=True)

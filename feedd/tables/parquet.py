@@ -1,7 +1,7 @@
 """Reads footers and columns of Parquet files with pyarrow.
 
 pyarrow ends the process for some contradictory footers. Only workers read footers. If a file ends two workers, it is a
-BadShard (see ``docs/decisions/0037``).
+BadShard (see ``docs/dev/decisions/0037``).
 """
 
 from __future__ import annotations

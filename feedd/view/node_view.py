@@ -23,6 +23,11 @@ def short_time(duration_s: float) -> str:
     return f"{seconds // 86_400} d {seconds % 86_400 // 3600} h"
 
 
+def ago(age_s: float) -> str:
+    """Return how long ago something was, such as "now" or "4 min ago"."""
+    return "now" if age_s < 1 else f"{short_time(age_s)} ago"
+
+
 @dataclass(frozen=True, slots=True)
 class StageView:
     """One stage of the path from the store to the GPU.
@@ -217,3 +222,17 @@ class NodeView:
     log: tuple[LogView, ...] = ()
     bad_samples: tuple[BadSampleView, ...] = ()
     bad_sample_count: int = 0
+
+    @property
+    def waiting(self) -> str:
+        """Why there is no verdict; empty: there is one."""
+        if self.verdict is not None:
+            return ""
+        if not self.window_s:
+            return "measuring"
+        return "no trainer takes batches" if self.jobs else "no job is running"
+
+    @property
+    def limits(self) -> bool:
+        """Whether the bottleneck is a stage of the path."""
+        return self.verdict is not None and (self.verdict.is_input or any(one.limits for one in self.stages))

@@ -16,7 +16,7 @@ from feedd.errors import FeeddError
 from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.units import format_size
 from feedd.view.node_model import NodeModel
-from feedd.view.node_view import NodeView, short_time
+from feedd.view.node_view import NodeView, ago, short_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -154,6 +154,8 @@ def view_json(view: NodeView, since: int, *, private: bool) -> bytes:
         "uptime": short_time(shown.uptime_s),
         "lane_count": shown.lane_count,
         "window_s": round(shown.window_s, 1),
+        "waiting": shown.waiting,
+        "limits": shown.limits,
         "verdict": None if shown.verdict is None else _verdict(shown.verdict, shown.verdict_job),
         "stages": [asdict(one) for one in shown.stages],
         "jobs": [_job(one) for one in shown.jobs],
@@ -165,8 +167,8 @@ def view_json(view: NodeView, since: int, *, private: bool) -> bytes:
             "text": f"{format_size(shown.cache.used_bytes)} of {format_size(shown.cache.limit_bytes)}",
             "folders": [_folder(one) for one in shown.cache.folders],
         },
-        "log": [asdict(one) | {"age": _age(one.age_s)} for one in shown.log],
-        "bad_samples": [asdict(one) | {"age": _age(one.age_s)} for one in shown.bad_samples],
+        "log": [asdict(one) | {"age": ago(one.age_s)} for one in shown.log],
+        "bad_samples": [asdict(one) | {"age": ago(one.age_s)} for one in shown.bad_samples],
         "bad_sample_count": shown.bad_sample_count,
     }
     return json.dumps(facts, separators=(",", ":"), allow_nan=False).encode()
@@ -216,10 +218,6 @@ def _rank(one: RankView, newer: int) -> dict[str, Any]:
 
 def _folder(one: FolderView) -> dict[str, Any]:
     return asdict(one) | {"text": format_size(one.size_bytes)}
-
-
-def _age(age_s: float) -> str:
-    return "now" if age_s < 1 else f"{short_time(age_s)} ago"
 
 
 DUMP_BYTES: Final = 256

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.workers.fixed_width import Plain
-    from feedd.workers.mapped_files import MappedFiles
     from feedd.workers.messages import FieldMessage, FileMessage
+    from feedd.workers.shards import MappedFiles
 
 _ROWS_LEAST: Final = 2
 """A single row may be a row that killed a worker, as a mapping's I/O error does; read by a call, it is an error."""

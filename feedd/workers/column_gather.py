@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.workers.fixed_width import Plain
-    from feedd.workers.mapped_files import MappedFiles
     from feedd.workers.messages import ColumnMessage, GatherRequest
+    from feedd.workers.shards import MappedFiles
 
 _WIDE_BYTES: Final = 1 << 10
 """Values of at least this size are taken batch by batch straight into the arena; a second copy of them costs more than

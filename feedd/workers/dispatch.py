@@ -11,19 +11,18 @@ import structlog
 
 from feedd import metrics
 from feedd.errors import BadRequest, Draining, FeeddError, Internal, ResourceExhausted
+from feedd.workers.autoscaler import Load
 from feedd.workers.calls import Work, error_of
-from feedd.workers.descriptors import DESCRIPTORS_MAX
-from feedd.workers.messages import MESSAGE_BYTES_MAX, Failed, ReportStart, encode
+from feedd.workers.messages import DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Failed, ReportStart, encode
 from feedd.workers.schedule import DEPTH, Call, Chunk, Schedule, spread
-from feedd.workers.worker_count import Load
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from feedd.protocols import Recorder
     from feedd.workers.messages import Answer, Packet
+    from feedd.workers.process import Child
     from feedd.workers.work import DecodeOptions
-    from feedd.workers.worker_process import Child
 
 _log = structlog.get_logger("feedd.workers")
 

@@ -24,17 +24,15 @@ from feedd.formats.refused import say_packed
 from feedd.recipe.slow_imports import SLOW_MODULES
 from feedd.shard_index import IndexLimits
 from feedd.tables import registry
+from feedd.tables.making import make_shard
 from feedd.tables.memory import NO_LIMIT_BYTES, OPTION, at_most, call_limit
 from feedd.values import FieldRecipe
 from feedd.workers import index_columns as columns
-from feedd.workers.arena_pages import ArenaPages
 from feedd.workers.bulk import copy_rows
 from feedd.workers.column_gather import gather
-from feedd.workers.convert_shard import make_shard
-from feedd.workers.descriptors import out_of_descriptors
-from feedd.workers.field_reader import Field
-from feedd.workers.fixed_width import plain_numbers
-from feedd.workers.mapped_files import MappedFiles
+from feedd.workers.fields import Field
+from feedd.workers.fixed_width import has_large_rows, plain_numbers
+from feedd.workers.make_messages import answer_of, task_of
 from feedd.workers.messages import (
     REASON_CHARS_MAX,
     Answer,
@@ -52,9 +50,9 @@ from feedd.workers.messages import (
     PinRequest,
     Prepare,
     RequestContext,
+    out_of_descriptors,
 )
-from feedd.workers.shard_bytes import Shard, ShardHeaders, Shards
-from feedd.workers.stored_rows import has_large_rows
+from feedd.workers.shards import MappedFiles, Shard, ShardHeaders, Shards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +63,7 @@ if TYPE_CHECKING:
     from feedd.shard_index import ShardIndex
     from feedd.workers.fixed_width import Plain
     from feedd.workers.messages import ColumnMessage, FieldMessage
+
 
 _SHORT_REASON_CHARS: Final = 12
 _REASONS_BYTES: Final = 64 << 10  # of the 96 KiB of an answer; short reasons of a thousand rows take 22 KiB
@@ -141,7 +140,7 @@ class Executor:
     def attach(self, arena_id: int, fd: int | None, size_bytes: int) -> None:
         """Map an arena read-write; ``fd`` stays the caller's. None: it was lost, because too many files are open.
 
-        Its pages are mapped later, right before rows are written to them (``arena_pages``).
+        Its pages are mapped later, right before rows are written to them (``ArenaPages``).
 
         If mapping fails, decoding into the arena fails, because a worker that died here would be replaced by one that
         dies too.
@@ -210,7 +209,9 @@ class Executor:
                     answer = self._index(request, given, fds)
                 case MakeRequest():
                     self._cached_files.drop()
-                    answer = make_shard(request, _descriptors_of(given, 2), self._memory_bytes)
+                    task = task_of(request, _descriptors_of(given, 2))
+                    outcome = make_shard(task, IndexLimits(*request.limits), self._memory_bytes)
+                    answer = answer_of(request.id, busy_s(), outcome)
                 case PinRequest():
                     with Shard(request.file, given) as shard:
                         params = pin_npy(shard.read(request.start, request.size), header_reader(request.encoding))
@@ -405,3 +406,45 @@ def _plain(message: ColumnMessage) -> Plain:
 
 def _codec(message: FieldMessage) -> SampleCodec:
     return _codec_for(_recipe(message))
+
+
+_MADV_POPULATE_WRITE: Final = 23  # missing in the mmap module
+_BLOCK_BYTES: Final = 1 << 20
+
+
+class ArenaPages:
+    """Knows which blocks of one mapped arena have pages in this process.
+
+    A first touch in the middle of decoding costs 70 us per 224x224 image, and ``madvise`` for all rows of a request
+    about half of that. All pages are not mapped when the arena is attached: in that moment the first shard arrives, and
+    its transfer needs the cores.
+    """
+
+    def __init__(self, arena: mmap.mmap) -> None:
+        """Take over an arena none of whose pages are mapped yet."""
+        self._arena = arena
+        self._mapped = bytearray(-(-len(arena) // _BLOCK_BYTES))
+
+    def expect(self, low: int, high: int) -> None:
+        """Map the blocks from byte ``low`` to byte ``high``, the last one included, if they are not mapped yet.
+
+        Bytes outside the arena, and kernels before 5.14, are left to whoever touches the pages.
+        """
+        last = min(high // _BLOCK_BYTES, len(self._mapped) - 1)
+        block = max(0, low // _BLOCK_BYTES)
+        while block <= last:
+            if self._mapped[block]:
+                block += 1
+                continue
+            end = self._mapped.find(1, block, last + 1)
+            end = last + 1 if end < 0 else end
+            self._map(block, end)
+            block = end
+
+    def _map(self, first: int, end: int) -> None:
+        self._mapped[first:end] = b"\1" * (end - first)
+        start = first * _BLOCK_BYTES
+        try:
+            self._arena.madvise(_MADV_POPULATE_WRITE, start, min(end * _BLOCK_BYTES, len(self._arena)) - start)
+        except OSError:
+            return  # the kernel does not know the advice, or is out of memory, as the first touch will report

@@ -9,7 +9,7 @@ import functools
 import math
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,12 +17,15 @@ from feedd.recipe.encodings import parse_encoding
 from feedd.recipe.low_precision import item_bytes
 from feedd.recipe.params import FloatParams, ImageParams, IntParams, TensorParams, TokensParams, params_of
 from feedd.recipe.predecoded import PIXELS, prefix_of
-from feedd.workers.chunk_sizer import equal_part
+from feedd.workers.schedule import equal_part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from feedd.protocols import SampleCodec
     from feedd.values import FieldRecipe
+    from feedd.workers.messages import FieldMessage
+
 
 _LITTLE_ENDIAN: Final = sys.byteorder == "little"
 _REQUEST_BYTES: Final = 5 << 20
@@ -110,3 +113,27 @@ def chunk_rows(recipes: Iterable[FieldRecipe], rows: int, total: int) -> int:
         field_count += 1
     most = min(_REQUEST_BYTES // max(row_bytes, 1), _REQUEST_ROWS, request_rows(field_count))
     return max(equal_part(total, max(most, rows)), rows)
+
+
+LARGE_BYTES: Final = 1 << 20
+"""Rows of at least so many bytes are copied here; the calls for smaller rows cost more than their page faults."""
+
+
+@runtime_checkable
+class StoredCodec(Protocol):
+    """A codec whose samples may hold their row as it lies in a batch."""
+
+    def stored_at(self, head: memoryview, size_bytes: int, shape: Sequence[int]) -> int | None:
+        """Return where in a sample the bytes of its row begin; None: the sample must be decoded.
+
+        Args:
+            head: the first bytes of the sample, of which ``npy_header.HEAD_BYTES_MAX`` are enough.
+            size_bytes: size of the sample.
+            shape: shape of the row.
+        """
+
+
+def has_large_rows(message: FieldMessage, codec: SampleCodec) -> bool:
+    """Whether a field may have rows that are copied here, and no padding."""
+    large = bool(message.size) and int(np.frombuffer(message.size, np.int64).max()) >= LARGE_BYTES
+    return large and isinstance(codec, StoredCodec) and not message.pad

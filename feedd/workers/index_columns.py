@@ -18,8 +18,7 @@ import numpy as np
 from feedd.errors import Internal
 from feedd.flow.sink_file import memory_file
 from feedd.shard_index import SAMPLES_MAX, NumberedIndex, PackedColumn, PackedIndex, RegularIndex, ShardIndex
-from feedd.workers.descriptors import out_of_descriptors
-from feedd.workers.messages import Indexed
+from feedd.workers.messages import Indexed, out_of_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

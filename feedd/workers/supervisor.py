@@ -12,12 +12,9 @@ import structlog
 
 from feedd import metrics
 from feedd.errors import Internal, ResourceExhausted, WorkerLost
-from feedd.workers.backoff import BackOff
 from feedd.workers.build import build_digest
-from feedd.workers.descriptors import close_all
-from feedd.workers.messages import PROTOCOL, Hello, Started, reply_decoder
-from feedd.workers.worker_process import Child
-from feedd.workers.worker_vitals import anonymous_bytes
+from feedd.workers.messages import PROTOCOL, Hello, Started, close_all, reply_decoder
+from feedd.workers.process import BackOff, Child, anonymous_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -40,7 +40,7 @@ class DecodeOptions:
         task_deadline_s: a worker that spends longer on one chunk is killed, and the chunk replayed.
         nice: niceness of the workers; 0 leaves it.
         chunk_rows: rows per message to a worker; small enough to balance, large enough to spread a message's cost. Up
-            to eight times as many if rows are quick (see ``chunk_sizer``).
+            to eight times as many if rows are quick (see ``ChunkSizer``).
         start_deadline_s: maximum time from starting a worker to its hello.
         cancel_grace_s: how long a cancelled decode waits for its running chunks before it kills their workers.
         close_grace_s: how long idle workers may take to leave at close.

@@ -23,10 +23,9 @@ from feedd.formats.format_registry import built_in
 from feedd.tables.memory import limit_process
 from feedd.workers import sandbox
 from feedd.workers.build import build_digest
-from feedd.workers.descriptors import DESCRIPTORS_MAX
 from feedd.workers.executor import Executor
-from feedd.workers.mapped_files import REST_S
 from feedd.workers.messages import (
+    DESCRIPTORS_MAX,
     MESSAGE_BYTES_MAX,
     PROTOCOL,
     Answer,
@@ -40,6 +39,7 @@ from feedd.workers.messages import (
     encode,
     request_decoder,
 )
+from feedd.workers.shards import REST_S
 
 _DESCRIPTORS_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
 # Plain ints, because the flags of the socket module are enums, which are slow to combine.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import NotFound, ObjectChanged
-from feedd.fetch.object_checksums import ALGORITHMS, Verification
+from feedd.fetch.checksums import ALGORITHMS, Verification
 from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
 from tests.fakes.sinks import into
 

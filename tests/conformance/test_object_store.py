@@ -10,13 +10,11 @@ import pytest
 
 from feedd.errors import NotFound
 from feedd.fetch.fetch_options import S3Options, SourceOptions
-from feedd.fetch.hedge_policy import HedgePolicy, Hedger
-from feedd.fetch.hedging_store import HedgeStore
+from feedd.fetch.hedge import HedgePolicy, Hedger, HedgeStore
 from feedd.fetch.local_store import LocalStore
 from feedd.fetch.memory_store import MemoryStore
 from feedd.fetch.requests import RequestStore
-from feedd.fetch.retry_policy import RetryPolicy
-from feedd.fetch.retrying_store import RetryLimits, RetryStore
+from feedd.fetch.retry import RetryLimits, RetryPolicy, RetryStore
 from feedd.fetch.s3.store import S3Store
 from feedd.values import ObjectRef
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below

@@ -13,8 +13,8 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from moto.s3.models import s3_backends
 
 from feedd.errors import NotFound, ObjectChanged
+from feedd.fetch.checksums import ALGORITHMS
 from feedd.fetch.fetch_options import SourceOptions
-from feedd.fetch.object_checksums import ALGORITHMS
 from feedd.fetch.s3.store import S3Store
 from feedd.values import ByteRange
 from tests.budget import PATIENT_S, later

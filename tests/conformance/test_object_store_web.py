@@ -8,8 +8,8 @@ from urllib.parse import quote
 import pytest
 
 from feedd.fetch.fetch_options import SourceOptions
-from feedd.fetch.web.http_store import HttpStore
-from feedd.fetch.web.hub_store import HubStore
+from feedd.fetch.web.hub import HubStore
+from feedd.fetch.web.store import HttpStore
 from tests.conformance import object_store_suite as suite
 from tests.conformance.object_store_suite import Bed
 from tests.fakes.hub import FakeHub

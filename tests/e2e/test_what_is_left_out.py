@@ -18,9 +18,9 @@ from pyarrow import ipc
 from feedd_client import AccessDenied, BadRequestError, BadShardError, FeedDataset
 from tests.fakes.files import parquet
 from tests.fakes.tars import tar_bytes
-from tests.unit.convert.test_arrays_form import hdf5
 from tests.unit.formats.test_mds import mds
 from tests.unit.formats.test_strided import safetensors
+from tests.unit.tables.test_arrays import hdf5
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,6 @@ from feedd.flow.memory import ArenaBudget
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Produced, Region, SessionInfo, SlotRef, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
@@ -50,9 +49,6 @@ class FakeScript:
         faults: producing that step raises.
         stubborn: a cancelled production goes on until its gate opens, as a decoder in native code does.
         oversize: steps whose batch comes as a private buffer instead of in its slot.
-        batches_per_call: batches that are asked for together; where one of them fails, all do.
-        batches_per_call_least: batches to wait for while others are being made.
-        alone: steps that are not made together with those before them.
         run_batches: batches of each slot.
         classes: names of classes, by field.
     """
@@ -69,10 +65,7 @@ class FakeScript:
     faults: dict[int, BaseException] = field(default_factory=dict)
     stubborn: bool = False
     oversize: set[int] = field(default_factory=set)
-    batches_per_call: int = 1
-    batches_per_call_least: int = 1
     run_batches: int = 1
-    alone: set[int] = field(default_factory=set)
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
 
@@ -140,7 +133,6 @@ class FakeSession:
         self.arena = arena
         self.specs = (*SPECS, KEYS) if spec.data.keys else SPECS
         self.produced: list[Cursor] = []
-        self.together: list[int] = []
         self.producing_count = 0
         self.producing_peak = 0
         self.close_count = 0
@@ -155,8 +147,6 @@ class FakeSession:
             assigned_shard_count=2,
             assigned_bytes=1 << 20,
             steps=self.script.steps if self.script.steps_known else None,
-            batches_per_call=self.script.batches_per_call,
-            batches_per_call_least=self.script.batches_per_call_least if self.producing_count else 1,
             run_batches=self.script.run_batches,
             batch_bytes=self.batch_bytes,
             classes=self.script.classes,
@@ -190,36 +180,20 @@ class FakeSession:
         """As scripted."""
         return self.script.steps + self.script.more_steps * epoch if self.script.steps_known else None
 
-    async def produce(self, steps: Sequence[Cursor]) -> list[Produced | EpochEnd]:
-        """Make the leading ones, one after another; where one fails none is made."""
-        count = next((n for n, at in enumerate(steps) if n and at.step in self.script.alone), len(steps))
-        if self.script.batches_per_call > 1:
-            self.together.append(len(steps))
-        made: list[Produced | EpochEnd] = []
-        try:
-            while len(made) < count:
-                made.append(await self._produce(steps[len(made)]))
-        except BaseException:
-            for one in made:
-                if isinstance(one, Produced):
-                    self.release(one.slot)
-            raise
-        return made
-
-    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
+    async def produce(self, at: Cursor, count: int = 1) -> Produced | EpochEnd:
         """Make the leading ones in one slot; they end before the one that fails."""
-        steps = self.script.steps + self.script.more_steps * at.epoch
+        steps, stride = self.script.steps + self.script.more_steps * at.epoch, self.spec.session.consumer_count
+        self.produced.append(at)
         if at.step >= steps:
-            self.produced.append(at)
             return EpochEnd(at.epoch, steps)
         slot = self.arena.take()
-        assert slot is not None, "more runs are asked for than there are slots"
+        assert slot is not None, "more slots are asked for than there are"
         self.producing_count += 1
+        self.producing_peak = max(self.producing_peak, self.producing_count)
         made: list[BatchReady] = []
         failure: FeeddError | None = None
         try:
-            for step in range(at.step, min(at.step + count, steps)):
-                self.produced.append(at)
+            for step in range(at.step, min(at.step + count * stride, steps), stride):
                 made.append(await self._make(Cursor(at.epoch, step), slot, len(made) * self.batch_bytes))
         except FeeddError as error:
             failure = error
@@ -236,24 +210,6 @@ class FakeSession:
     def release(self, slot: SlotRef) -> None:
         """Free it."""
         assert self.arena.give_back(slot), "a slot was released twice"
-
-    async def _produce(self, at: Cursor) -> Produced | EpochEnd:
-        """Write the batch at ``at`` into a slot."""
-        self.produced.append(at)
-        steps = self.script.steps + self.script.more_steps * at.epoch
-        if at.step >= steps:
-            return EpochEnd(at.epoch, steps)
-        slot = self.arena.take()
-        assert slot is not None, "more batches are asked for than there are slots"
-        self.producing_count += 1
-        self.producing_peak = max(self.producing_peak, self.producing_count)
-        try:
-            return Produced(await self._make(at, slot), slot)
-        except BaseException:
-            self.release(slot)
-            raise
-        finally:
-            self.producing_count -= 1
 
     async def _make(self, at: Cursor, slot: SlotRef, in_slot: int = 0) -> BatchReady:
         if (gate := self.script.gates.get(at.step)) is not None:

@@ -15,8 +15,8 @@ from feedd.batching.gather import gather
 from feedd.batching.slot_layout import Layout, lay_out
 from feedd.recipe.recipe import needs_measure, parse_field, spec_of
 from feedd.values import FieldKind
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions, DecodeTask, FieldWork
-from feedd.workers.worker_pool import DecodePool
 from tests.budget import PATIENT_S
 from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder

@@ -27,11 +27,11 @@ from feedd.sessions.group_members import GroupMember
 from feedd.sessions.opening import Pipeline
 from feedd.sessions.own_batches import OwnBatches
 from feedd.tables.cache import ConvertingCache
-from feedd.tables.converter import Converter, ConverterOptions
+from feedd.tables.converter import Converter
 from feedd.tables.facts import ConversionLog
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Topology
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_pool import DecodePool
 from tests.fakes.fetchers import until
 from tests.fakes.specs import open_spec
 from tests.fakes.tally import TallyRecorder
@@ -152,7 +152,7 @@ class Taken:
 
 async def take(session: Session, at: Cursor) -> Taken | EpochEnd:
     """Produce one batch, copy it, free its slot."""
-    (made,) = await session.produce([at])
+    made = await session.produce(at)
     if isinstance(made, EpochEnd):
         return made
     taken = copied(session, made)
@@ -219,8 +219,8 @@ async def feeding(
         pool = await stack.enter_async_context(DecodePool(decode or DecodeOptions(), recorder))
         sources = await stack.enter_async_context(Sources(SourceOptions(hedge_share=0), recorder, clock))
         sources.buckets.use(store)  # the one seam: everything above the bucket is the real thing
-        limits, inflight = ConverterOptions(cache_bytes), sources.packs.inflight
-        converter = Converter(sources.fetcher, pool.make, ConversionLog(), limits, recorder, inflight)
+        facts, inflight = ConversionLog(), sources.packs.inflight
+        converter = Converter(sources.fetcher, pool.make, facts, recorder, inflight, limit_bytes=cache_bytes)
         cache = await stack.enter_async_context(Cache(cache_options, converter, recorder, clock))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         quarantine = Quarantine(directory / "quarantine.jsonl", quarantine_bytes, recorder)

@@ -13,14 +13,11 @@ from feedd.conversion import Conversion
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
 from feedd.tables import registry
 from feedd.tables.cache import ConvertingCache
-from feedd.tables.converter import Converter, ConverterOptions
+from feedd.tables.converter import Converter
 from feedd.tables.facts import ConversionFact, ConversionLog
 from feedd.tables.ranges import everything
-from feedd.tables.task import ConvertedShard
 from feedd.values import ByteRange
-from feedd.workers.convert_call import missing_ranges
-from feedd.workers.index_columns import unpack_regular
-from feedd.workers.messages import NeedRanges
+from feedd.workers.make_messages import outcome_of
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import MemoryFetcher
 from tests.fakes.made import answer_to
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 
     from feedd.protocols import FetchWatch, PartialObject, ShardWriter
     from feedd.range_sink import RangeSink
-    from feedd.tables.task import MakeTask, MissingRanges
+    from feedd.tables.task import ConvertedShard, MakeTask, MissingRanges
     from feedd.values import ObjectRef
 
 FORM = "same"
@@ -88,11 +85,7 @@ class MakingFetcher(MemoryFetcher):
 
 async def make(task: MakeTask) -> ConvertedShard | MissingRanges:
     """Do in this process what a worker does."""
-    answer = answer_to(task)
-    if isinstance(answer, NeedRanges):
-        return missing_ranges(answer)
-    index = None if answer.index is None else unpack_regular(answer.index)
-    return ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s, index)
+    return outcome_of(answer_to(task))
 
 
 @dataclass
@@ -122,7 +115,7 @@ class MadeRig(CacheRig):
         self, capacity: float = 100, prefetch_fills: int = 4, deadline_s: float = 60.0
     ) -> AsyncIterator[ConvertingCache]:
         """Open; after it nothing is held."""
-        converter = Converter(self.fetcher, make, self.facts, ConverterOptions(1 << 30, makings=4), self.recorder)
+        converter = Converter(self.fetcher, make, self.facts, self.recorder, limit_bytes=1 << 30, makings=4)
         options = self.options(capacity, prefetch_fills, deadline_s)
         async with (
             Cache(options, converter, self.recorder, self.clock) as disk,

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.conversion import Conversion
+from feedd.shard_index import IndexLimits
+from feedd.tables.making import make_shard
 from feedd.tables.task import MakeTask
 from feedd.values import ByteRange
-from feedd.workers.convert_call import MakeCall
-from feedd.workers.convert_shard import make_shard
+from feedd.workers.calls import make_call
+from feedd.workers.make_messages import answer_of, task_of
 from feedd.workers.messages import ConvertedAnswer, MakeRequest, request_decoder
 
 if TYPE_CHECKING:
@@ -65,11 +67,11 @@ def a_conversion(text: str) -> Conversion:
 
 def answer_to(task: MakeTask) -> ConvertedAnswer | NeedRanges:
     """Do in this process what a worker does."""
-    call = MakeCall(task)
-    packet = call.packet(range(1), 1)
+    packet = make_call(task).packet(range(1), 1)
     request = request_decoder.decode(packet.payload)
     assert isinstance(request, MakeRequest)
-    return make_shard(request, packet.fds)
+    outcome = make_shard(task_of(request, packet.fds), IndexLimits(*request.limits))
+    return answer_of(request.id, 0.0, outcome)
 
 
 def made_of(form: str, name: str, data: bytes, limit_bytes: int = LIMIT_BYTES) -> tuple[str, bytes]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from feedd.workers import supervisor
+from feedd.workers.process import Child
 from feedd.workers.worker import serve
-from feedd.workers.worker_process import Child
 from tests.budget import nightly
 
 if TYPE_CHECKING:

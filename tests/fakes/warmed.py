@@ -6,7 +6,7 @@ import gc
 import threading
 
 from feedd.fetch.s3 import client
-from feedd.workers import worker_pool
+from feedd.workers import pool as worker_pool
 
 
 async def _rehearsed() -> None:

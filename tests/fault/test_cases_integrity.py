@@ -12,7 +12,7 @@ import pytest
 from feedd.cache.cache import Cache
 from feedd.cache.options import CacheOptions
 from feedd.errors import BadResponse, ObjectChanged
-from feedd.fetch.object_checksums import ALGORITHMS
+from feedd.fetch.checksums import ALGORITHMS
 from feedd.metrics import FETCH_DAMAGED
 from feedd.values import Cursor, Topology
 from tests.fakes.feeding import batches, feeding

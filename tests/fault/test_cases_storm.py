@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import Throttled
-from feedd.fetch.retry_policy import QuotaPolicy, RetryPolicy, RetryQuota
-from feedd.fetch.retrying_store import RetryLimits, RetryStore
+from feedd.fetch.retry import QuotaPolicy, RetryLimits, RetryPolicy, RetryQuota, RetryStore
 from feedd.metrics import SOURCE_RETRIES
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.sinks import into

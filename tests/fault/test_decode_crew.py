@@ -15,10 +15,10 @@ from feedd import metrics
 from feedd.errors import BadSample, BadShard, WorkerLost
 from feedd.recipe.recipe import parse_field
 from feedd.workers import autoscaler
-from feedd.workers import worker_count as autotune
+from feedd.workers import autoscaler as autotune
+from feedd.workers.autoscaler import Load
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions, FieldWork
-from feedd.workers.worker_count import Load
-from feedd.workers.worker_pool import DecodePool
 from tests.budget import later
 from tests.fakes import fetchers, poison_worker
 from tests.fakes.decoding import decoding

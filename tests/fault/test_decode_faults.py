@@ -13,8 +13,8 @@ from feedd import metrics
 from feedd.errors import Draining
 from feedd.recipe.recipe import parse_field
 from feedd.workers import dispatch
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions, FieldWork
-from feedd.workers.worker_pool import DecodePool
 from tests.budget import PATIENT_S, later
 from tests.fakes import poison_worker
 from tests.fakes.decoding import SLOT_AT, decoding
@@ -256,7 +256,7 @@ async def test_workers_die_with_their_daemon(tmp_path: Path) -> None:
 
     code = (
         "import asyncio\n"
-        "from feedd.workers.worker_pool import DecodePool\n"
+        "from feedd.workers.pool import DecodePool\n"
         "from feedd.workers.work import DecodeOptions\n"
         "from tests.fakes.tally import TallyRecorder\n"
         "async def main():\n"

@@ -21,13 +21,12 @@ from feedd.conversion import Conversion
 from feedd.errors import Internal, ResourceExhausted
 from feedd.tables.task import MakeTask
 from feedd.values import ByteRange
-from feedd.workers import autoscaler, backoff, supervisor
-from feedd.workers.backoff import BackOff
-from feedd.workers.descriptors import copies
-from feedd.workers.messages import PROTOCOL, Detach, encode
+from feedd.workers import autoscaler, supervisor
+from feedd.workers import process as backoff
+from feedd.workers.messages import PROTOCOL, Detach, copies, encode
+from feedd.workers.pool import DecodePool
+from feedd.workers.process import BackOff, Child
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_pool import DecodePool
-from feedd.workers.worker_process import Child
 from tests.fakes import fetchers, poison_worker
 from tests.fakes.decoding import decoding
 from tests.fakes.tally import TallyRecorder
@@ -164,7 +163,7 @@ async def test_a_kill_for_want_of_memory_is_named(
 ) -> None:
     """A worker that dies by SIGKILL while its control group counts a kill says that memory ran out."""
     counts = iter(kills)
-    monkeypatch.setattr("feedd.workers.worker_process.oom_kills", lambda: next(counts))
+    monkeypatch.setattr("feedd.workers.process.oom_kills", lambda: next(counts))
     child = Child(DecodeOptions(), lambda *_: None)
     os.kill(child.pid, signal.SIGKILL)
     await child.gone

@@ -13,8 +13,8 @@ import pytest
 from feedd import metrics
 from feedd.errors import BadShard, Draining, ResourceExhausted, Unsupported
 from feedd.tables.task import ConvertedShard
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_pool import DecodePool
 from tests.fakes import poison_worker
 from tests.fakes.decoding import decoding
 from tests.fakes.fetchers import until

@@ -16,8 +16,8 @@ from PIL import Image
 from feedd.errors import BadShard, ResourceExhausted
 from feedd.tables.memory import LEAST_BYTES, NO_LIMIT_BYTES, at_most, call_limit, check_memory
 from feedd.tables.task import ConvertedShard
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_pool import DecodePool
 from tests.fakes.decoding import decoding
 from tests.fakes.made import making
 from tests.fakes.tally import TallyRecorder
@@ -96,7 +96,7 @@ async def test_a_table_whose_conversion_tells_its_index_is_limited_too() -> None
     sink = io.BytesIO()
     pq.write_table(pa.table({"a": np.zeros(200_000, np.int8)}), sink)
     async with DecodePool(DecodeOptions(index_bytes=1 * MIB), TallyRecorder()) as pool:
-        with making(sink.getvalue()) as it, pytest.raises(BadShard, match="at most 43690 samples") as caught:
+        with making(sink.getvalue()) as it, pytest.raises(BadShard, match="at most 65536 samples") as caught:
             await pool.make(it.task("parquet", "a.parquet"))
     assert "decode.index_size" in caught.value.hint
 
@@ -122,7 +122,7 @@ async def test_a_sample_that_needs_more_is_bad_and_the_worker_goes_on(tmp_path: 
     [
         pytest.param(b"a\n" + b"1\n" * 100_000, 4096, id="numbers"),
         pytest.param(b"a\n" + b"x\nyy\n" * 50_000, 4096, id="texts"),
-        pytest.param(b"a,b,c,d\n" + b"x,x,x,x\nx,x,x,yy\n" * 15_000, 30_000 * 2 * 9 + 8192, id="columns"),
+        pytest.param(b"a,b,c,d\n" + b"x,x,x,x\nyy,yy,yy,yy\n" * 20_000, 40_000 * 2 * 10 + 8192, id="columns"),
     ],
 )
 async def test_a_table_with_too_many_rows_is_refused_before_it_is_written(text: bytes, written_bytes: int) -> None:

@@ -13,8 +13,8 @@ import pytest
 from feedd.errors import FeeddError
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3.store import S3Store
-from feedd.fetch.web.http_store import HttpStore
-from feedd.fetch.web.hub_store import HubStore
+from feedd.fetch.web.hub import HubStore
+from feedd.fetch.web.store import HttpStore
 from feedd.observe import otel_spans
 from tests.conformance.object_store_suite import collect, read
 from tests.fakes.hub import FakeHub

@@ -75,7 +75,7 @@ class Rig:
 
     async def take(self, step: int) -> bool:
         """Make the batch of a step and give its slot back; False: the epoch is over."""
-        (made,) = await self.session.produce([Cursor(0, step)])
+        made = await self.session.produce(Cursor(0, step))
         if not isinstance(made, Produced):
             return False
         self.session.release(made.slot)

@@ -23,8 +23,7 @@ from cryptography.hazmat.primitives import serialization
 
 from feedd import errors
 from feedd.fetch.fetch_options import S3Options, SourceOptions
-from feedd.fetch.retry_policy import RetryPolicy
-from feedd.fetch.retrying_store import RetryLimits, RetryStore
+from feedd.fetch.retry import RetryLimits, RetryPolicy, RetryStore
 from feedd.fetch.s3 import tls as s3_tls
 from feedd.fetch.s3.store import S3Store
 from feedd.values import ByteRange, ObjectRef

@@ -34,15 +34,15 @@ from tests.fakes.tars import tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
 from tests.fuzz.judge import URL, make_shard, read_shard
 from tests.fuzz.request_targets import PARSERS
-from tests.unit.convert.test_arrays_form import ARRAYS, hdf5, npz
-from tests.unit.convert.test_arrow_form import MORE, arrow
-from tests.unit.convert.test_parquet_form import TABLE, check_harmless
 from tests.unit.formats import test_tokens_format as tokens
 from tests.unit.formats.test_files import pack
 from tests.unit.formats.test_litdata import chunk, index_json, reader
 from tests.unit.formats.test_lmdb import write as lmdb
 from tests.unit.formats.test_mds import mds
 from tests.unit.formats.test_strided import safetensors
+from tests.unit.tables.test_arrays import ARRAYS, hdf5, npz
+from tests.unit.tables.test_arrow import MORE, arrow
+from tests.unit.tables.test_parquet import TABLE, check_harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import mmap
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -17,12 +16,12 @@ from feedd.clock import SystemClock
 from feedd.errors import BadSample
 from feedd.flow.arena import Arena
 from feedd.observe.recorder import NullRecorder
-from feedd.ordering.batch_plan import BatchPlan
+from feedd.ordering.batch_plan import RunPlan
 from feedd.serve.served_session import ServedSession
 from feedd.serve.server_options import ServeOptions
 from feedd.serve.stream import StreamCall
 from feedd.sessions.feed_session import Session, SessionParts
-from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch, PrefetchParts
+from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
 from feedd.sessions.own_batches import BatchDecoder, OwnBatches
 from feedd.values import BatchReady, Cursor, EpochEnd, Region, SessionInfo, SlotRef
 from feedd.wire import feedd_pb2 as pb
@@ -30,9 +29,7 @@ from tests.budget import budget
 from tests.fakes.specs import open_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from feedd.ordering.batch_plan import BatchPlanGroup
+    from feedd.ordering.batch_plan import RunRows
 
 SLOTS = 3
 STEPS = 4
@@ -51,14 +48,11 @@ class _Pins:
 class _Decoder:
     """What is under a session: steps of two to a window, and batches that are written when the test says so."""
 
-    def __init__(self, batches_per_call: int, run_batches: int, *, late: bool) -> None:
-        self.batches_per_call = batches_per_call
-        # The shards of each second step may arrive after those of the step before.
-        self.waits: Callable[[object, Cursor], bool] = lambda _reader, at: late and at.step % 2 == 1
-        self.call_sizes = None
+    batch_bytes = 256
+
+    def __init__(self, run_batches: int) -> None:
         self.misjudged_count = 0
         self.run_batches = run_batches
-        self.plain = SimpleNamespace(run_batches=run_batches, batch_bytes=256)
         self.writing: dict[int, asyncio.Future[bool]] = {}
         self.lying: dict[tuple[int, int], tuple[int, int]] = {}  # by slot and place, what was written last
         self.kept: set[int] = set()  # slots that a client reads
@@ -71,11 +65,12 @@ class _Decoder:
     def window(self, _at: Cursor) -> int:
         return 0
 
-    async def draw(self, _listing: object, _reader: object, at: Cursor) -> BatchPlan | EpochEnd:
+    async def draw(self, _listing: object, _reader: object, at: Cursor, count: int, _stride: int) -> RunPlan | EpochEnd:
         if at.step >= STEPS:
             return EpochEnd(at.epoch, STEPS)
-        row = np.zeros(1, np.int64)
-        return BatchPlan(at, row, row, lambda: row.astype(np.uint64), at.step // 2, at.step // 2)
+        window = at.step // 2
+        row = np.zeros(min(count, 2 * window + 2 - at.step), np.int64)
+        return RunPlan(at, row, row, lambda: row.astype(np.uint64), window, window, count=len(row))
 
     async def indexes(self, _listing: object, _shards: object) -> list[object]:
         return []
@@ -88,37 +83,12 @@ class _Decoder:
 
     async def withdraw(self, _owner: object) -> None: ...
 
-    def draw_run(self, _reader: object, _at: Cursor, _count: int) -> None:
-        """Batches are drawn one by one."""
-
     async def fill(
-        self,
-        group: BatchPlanGroup,
-        slots: Sequence[SlotRef],
-        _indexes: object,
-        _files: object,
-        *,
-        early: bool,
-        first: int,
-    ) -> list[BatchReady]:
-        if self.run_batches > 1:
-            assert len(slots) == 1
-            assert first + len(group.batches) <= self.run_batches
-            places = list(enumerate(group.batches, first))
-            return [await self._write(plan.cursor, slots[0], place, early=early) for place, plan in places]
-        assert len(slots) == len(group.batches) <= self.batches_per_call
-        writes = [
-            asyncio.ensure_future(self._write(plan.cursor, slot, 0, early=early))
-            for plan, slot in zip(group.batches, slots, strict=True)
-        ]
-        try:
-            return [await one for one in writes]
-        finally:
-            for one in writes:
-                one.cancel()
-            while any(not one.done() for one in writes):  # until then they write, cancelled again or not
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait(writes)
+        self, run: RunRows, slot: SlotRef, _indexes: object, _files: object, *, early: bool, first: int
+    ) -> list[tuple[BatchReady, int]]:
+        assert first + len(run.plan) <= self.run_batches
+        places = enumerate(run.plan.batches(), first)
+        return [(await self._write(plan.cursor, slot, place, early=early), 1) for place, plan in places]
 
     async def _write(self, at: Cursor, slot: SlotRef, place: int, *, early: bool) -> BatchReady:
         assert slot.index not in self.writing, "two write to a slot"
@@ -188,19 +158,17 @@ class _Client:
 class _Rig:
     """A session as the server hosts it, over a decoder that the test holds back, and a client that streams from it."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, batches_per_call: int, run_batches: int, *, late: bool) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, run_batches: int) -> None:
         self.tasks = tasks
         self.arena = Arena(SLOTS, mmap.PAGESIZE)
-        self.decoder = _Decoder(batches_per_call, run_batches, late=late)
+        self.decoder = _Decoder(run_batches)
         below: Any = self.decoder  # in the place of catalog, reader, assembler and prefetch driver
         self.leased: set[SlotRef] = set()
         listing: Any = SimpleNamespace(refs=[None])
         batch_decoder = BatchDecoder(self.decoder.stages, below, listing, below)
-        ahead = PrefetchParts(self.arena, batch_decoder, lambda: below, tuple(range(max(2, batches_per_call))), tasks)
-        own = OwnBatches(self.arena, batch_decoder, NextEpochPrefetch(ahead))
-        info = SessionInfo(
-            (), bytes(16), 1, 1, 0, batches_per_call=batches_per_call, run_batches=run_batches, batch_bytes=256
-        )
+        ahead = NextEpochPrefetch(self.arena, batch_decoder, lambda: below, tasks)
+        own = OwnBatches(self.arena, batch_decoder, ahead)
+        info = SessionInfo((), bytes(16), 1, 1, 0, run_batches=run_batches, batch_bytes=256)
         parts = SessionParts(info, below, listing, below, below, own)
         self.session = Session(parts, self.decoder.stages)
         self.hosted = ServedSession(self.session, _SPEC, NullRecorder(), SystemClock())
@@ -256,10 +224,7 @@ class _Rig:
         assert self.arena.taken_count == 0
 
 
-_together = st.one_of(  # batches of a call, and of a slot
-    st.tuples(st.integers(1, SLOTS), st.just(1)),
-    st.tuples(st.just(1), st.integers(2, STEPS)),
-)
+_run_batches = st.integers(1, STEPS)
 _steps = st.one_of(
     st.tuples(st.just("start"), st.integers(0, 2), st.integers(0, STEPS)),
     st.tuples(st.just("credits"), st.integers(1, STEPS), st.just(0)),
@@ -270,15 +235,15 @@ _steps = st.one_of(
 
 
 @settings(max_examples=budget(300), deadline=None)
-@given(st.lists(_steps, max_size=60), _together, st.booleans())
-def test_slots_have_one_owner(steps: list[tuple[str, int, int]], together: tuple[int, int], late: bool) -> None:
+@given(st.lists(_steps, max_size=60), _run_batches)
+def test_slots_have_one_owner(steps: list[tuple[str, int, int]], run_batches: int) -> None:
     """However a client starts, asks and gives back, it gets its batches in order, each in a slot nobody writes to."""
-    asyncio.run(_run(steps, *together, late=late))
+    asyncio.run(_run(steps, run_batches))
 
 
-async def _run(steps: list[tuple[str, int, int]], batches_per_call: int, run_batches: int, *, late: bool) -> None:
+async def _run(steps: list[tuple[str, int, int]], run_batches: int) -> None:
     async with asyncio.TaskGroup() as tasks:
-        rig = _Rig(tasks, batches_per_call, run_batches, late=late)
+        rig = _Rig(tasks, run_batches)
         for what, first, second in steps:
             if what == "start":
                 await rig.start(Cursor(first, second))
@@ -331,17 +296,15 @@ _visits = st.lists(
 
 
 @settings(max_examples=budget(200), deadline=None)
-@given(_visits, _together, st.integers(1, 6), st.booleans())
-def test_an_epoch_is_streamed_whole_whatever_was_before(
-    visits: list[_Visit], together: tuple[int, int], turns: int, late: bool
-) -> None:
+@given(_visits, _run_batches, st.integers(1, 6))
+def test_an_epoch_is_streamed_whole_whatever_was_before(visits: list[_Visit], run_batches: int, turns: int) -> None:
     """Streams that go in the middle, and batches half decoded in advance, keep nothing from those that come."""
-    asyncio.run(_visited([*visits, _Visit(1, 0, 1000, turns, early=True, held=0)], *together, late=late))
+    asyncio.run(_visited([*visits, _Visit(1, 0, 1000, turns, early=True, held=0)], run_batches))
 
 
-async def _visited(visits: list[_Visit], batches_per_call: int, run_batches: int, *, late: bool) -> None:
+async def _visited(visits: list[_Visit], run_batches: int) -> None:
     async with asyncio.TaskGroup() as tasks:
-        rig, epoch = _Rig(tasks, batches_per_call, run_batches, late=late), 0
+        rig, epoch = _Rig(tasks, run_batches), 0
         for visit in visits:
             epoch += visit.onward
             await rig.start(Cursor(epoch, visit.step))

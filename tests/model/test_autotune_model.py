@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.workers.worker_count import COMFORTABLE, SATURATED, SHRINK_AFTER_S, Autotune, Load
+from feedd.workers.autoscaler import COMFORTABLE, SATURATED, SHRINK_AFTER_S, Autotune, Load
 from tests.budget import budget
 
 HOUR_S = 3600

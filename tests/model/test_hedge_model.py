@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from feedd.fetch.hedge_policy import Hedge, HedgePolicy, Hedger, Leave, LookAgain, Sight
+from feedd.fetch.hedge import Hedge, HedgePolicy, Hedger, Leave, LookAgain, Sight
 from tests.budget import budget
 
 POLICY = HedgePolicy(saved_bytes=5000, share=0.1, quiet_s=3.0, samples_min=4)

@@ -10,7 +10,7 @@ import statistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.fetch.concurrency_limit import ConcurrencyLimit
+from feedd.fetch.limits import ConcurrencyLimit
 from tests.budget import budget
 
 PART_BYTES = 8_000_000

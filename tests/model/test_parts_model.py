@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.fetch.part_sizes import PartSize
+from feedd.fetch.limits import PartSize
 from feedd.units import MIB
 from tests.budget import budget
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from feedd.fetch.retry_policy import QuotaPolicy, RetryQuota
+from feedd.fetch.retry import QuotaPolicy, RetryQuota
 from tests.budget import budget
 
 POLICY = QuotaPolicy(share=0.1, initial=4, balance_max=8, probe_s=1.0, probe_max_s=8.0)

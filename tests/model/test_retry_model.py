@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from feedd import errors
 from feedd.errors import FeeddError, NotFound, StoreUnavailable, Throttled
 from feedd.fetch.memory_store import MemoryStore
-from feedd.fetch.retry_policy import QuotaPolicy, RetryPolicy, RetryQuota
-from feedd.fetch.retrying_store import RetryLimits, RetryStore
+from feedd.fetch.retry import QuotaPolicy, RetryLimits, RetryPolicy, RetryQuota, RetryStore
 from feedd.observe.recorder import NullRecorder
 from tests.budget import budget
 from tests.fakes.timeless import TimelessClock

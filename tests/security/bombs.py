@@ -41,9 +41,9 @@ from feedd_client import FeedDataset, FeedError
 from tests.e2e.daemon import Daemon
 from tests.fakes.files import npy
 from tests.fakes.tars import tar_bytes
-from tests.unit.convert.test_arrow_form import MORE, arrow
 from tests.unit.formats.test_litdata import index_json
 from tests.unit.formats.test_mds import mds
+from tests.unit.tables.test_arrow import MORE, arrow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

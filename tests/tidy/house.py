@@ -210,7 +210,7 @@ async def _walk(folder: Path, tracer: Tracer) -> dict[str, Trace]:
             names = ["first batch", "batch", "batch", "warm batch"]
             for step, name in enumerate(names):
                 with tracer.traced() as found[name]:
-                    (made,) = await session.produce([Cursor(0, step)])
+                    made = await session.produce(Cursor(0, step))
                     assert isinstance(made, Produced)
                     session.release(made.slot)
         finally:

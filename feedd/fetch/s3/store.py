@@ -27,8 +27,8 @@ from feedd.errors import (
     StoreUnavailable,
     Unsupported,
 )
+from feedd.fetch.checksums import ALGORITHMS, digest_of
 from feedd.fetch.hints import CHANGED_HINT
-from feedd.fetch.object_checksums import ALGORITHMS, digest_of
 from feedd.fetch.once import Once
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.client import S3Clients, is_google, trusted_authorities

@@ -77,17 +77,18 @@ function render() {
   showSamples(view);
 }
 
+function sentence(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
 function showVerdict(view) {
   const found = view.verdict;
-  const limits = found !== null && (found.is_input || view.stages.some((stage) => stage.limits));
-  const kind = found === null ? "" : limits ? "limits" : "fine";
+  const kind = found === null ? "" : view.limits ? "limits" : "fine";
   const lines = [];
   if (found === null) {
-    const why = !view.window_s ? "Measuring" : view.jobs.length ? "No trainer takes batches" : "No job is running";
-    lines.push(element("h2", {}, why), element("p", {}, "Trainers tell once a second what they do."));
+    lines.push(element("h2", {}, sentence(view.waiting)), element("p", {}, "Trainers tell once a second what they do."));
   } else {
-    const title = found.title.charAt(0).toUpperCase() + found.title.slice(1);
-    lines.push(element("h2", {}, found.job ? `${found.job}: ${found.title}` : title, element("code", {}, found.id)));
+    lines.push(element("h2", {}, found.job ? `${found.job}: ${found.title}` : sentence(found.title), element("code", {}, found.id)));
     lines.push(element("p", {}, found.advice));
     const more = [found.knob && `Turn ${found.knob}`, found.gain, found.behind && `then ${found.behind} limits`];
     const text = more.filter(Boolean).join("; ");

@@ -23,7 +23,6 @@ from feedd.sessions.slot_counts import slots_for
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Produced, Region, SessionInfo, SlotRef, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from feedd.open_spec import OpenSpec
@@ -67,13 +66,10 @@ class ReadySession:
         """Nothing waits."""
         return "decoding"
 
-    async def produce(self, steps: Sequence[Cursor]) -> list[Produced | EpochEnd]:
-        """Answer at once."""
-        return [self._produce(at) for at in steps]
-
-    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
-        """Not asked for: slots hold single batches."""
-        raise AssertionError(f"{count} steps from {at.step} in one slot")
+    async def produce(self, at: Cursor, count: int = 1) -> Produced | EpochEnd:
+        """Answer at once; slots hold single batches."""
+        assert count == 1, f"{count} steps from {at.step} in one slot"
+        return self._produce(at)
 
     def release(self, slot: SlotRef) -> None:
         """Free it."""

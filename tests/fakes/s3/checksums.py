@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.fetch.object_checksums import digest_of
+from feedd.fetch.checksums import digest_of
 
 if TYPE_CHECKING:
     from tests.fakes.s3.objects import Stored

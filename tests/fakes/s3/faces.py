@@ -9,7 +9,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from feedd.fetch.object_checksums import digest_of
+from feedd.fetch.checksums import digest_of
 from tests.fakes.s3.answers import Answers, Reply
 from tests.fakes.s3.faults import Fault
 from tests.fakes.s3.server import S3Server

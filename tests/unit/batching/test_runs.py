@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.batching.plain_batches import slots_for_runs
 from feedd.catalog.stages import PipelineOptions
 from feedd.errors import BadSample, ObjectChanged
 from feedd.flow.runs import first_runs, run_lengths
-from feedd.metrics import DECODE_SAMPLES
+from feedd.metrics import DECODE_SAMPLES, PIPELINE_EPOCHS
 from feedd.sessions.own_batches import OwnBatches
+from feedd.sessions.slot_counts import slots_for_runs
 from feedd.values import BatchReady, Cursor, EpochEnd, Produced
-from feedd.workers.worker_pool import DecodePool
+from feedd.workers.pool import DecodePool
 from tests.budget import later
-from tests.fakes.feeding import batches, feeding, rank
+from tests.fakes.feeding import batches, feeding, prefetch_of, rank
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
@@ -69,18 +69,20 @@ def _listed(session: Session, made: Produced) -> list[tuple[BatchReady, list[byt
     return found
 
 
-async def _runs(session: Session, lengths: list[int], at: Cursor | None = None) -> tuple[list[Any], Exception | None]:
+async def _runs(
+    session: Session, lengths: list[int], at: Cursor | None = None, stride: int = 1
+) -> tuple[list[Any], Exception | None]:
     """Make an epoch run by run; return its batches, how often some were alike, and what ended it before its end."""
     here, found = at or Cursor(), []
     counts = iter(lengths)
-    while isinstance(made := await session.produce_run(here, next(counts)), Produced):
+    while isinstance(made := await session.produce(here, next(counts)), Produced):
         found += _listed(session, made)
         session.release(made.slot)
         if made.failure is not None:
             return found, made.failure
-        here = Cursor(here.epoch, here.step + made.batch_count, made.batch.cursor.anchors)
+        here = Cursor(here.epoch, here.step + made.batch_count * stride, made.batch.cursor.anchors)
     assert isinstance(made, EpochEnd)
-    assert made.steps == here.step
+    assert here.step - stride < made.steps <= here.step
     return found, None
 
 
@@ -111,6 +113,81 @@ async def test_they_hold_the_same_batches(tmp_path: Path, ranks: int, shuffle: b
             found, failure = await _runs(session, lengths)
             assert failure is None
             _same(found, alone)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("changes", [{}, later({"topology": rank(1, 2)}), {"steps": 17}])
+async def test_each_of_several_consumers_has_its_own_steps(
+    tmp_path: Path, shuffle: bool, changes: dict[str, Any]
+) -> None:
+    """The runs of a DataLoader worker have every other step, also those that are made in advance."""
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        for index in range(2):
+            asked = {"fields": FIELDS, "shuffle": shuffle, "batch_size": 2, "consumer_count": 2} | changes
+            asked |= {"consumer_index": index, "window_shards": 6}
+            session = await rig.open(**asked, runs=True)
+            assert session.info.run_batches > 1
+            longest = 0
+            for epoch in range(2):
+                alone = await batches(await rig.open(**asked), Cursor(epoch, index), stride=2)
+                found, failure = await _runs(session, [1, 3, *[8] * 9], Cursor(epoch, index), 2)
+                assert failure is None
+                _same(found, alone)
+                longest = max(longest, len(found))
+            assert longest > 4
+
+
+async def test_a_consumers_next_epoch_is_made_in_advance(tmp_path: Path) -> None:
+    """The first run of its second epoch is copied once, and begins at its own first step."""
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        asked: dict[str, Any] = {"fields": FIELDS, "shuffle": True, "batch_size": 1, "window_shards": 6}
+        asked |= {"consumer_count": 2, "consumer_index": 1}
+        expected = await batches(await rig.open(**asked), Cursor(1, 1), stride=2)
+        session = await rig.open(**asked, runs=True)
+        await _runs(session, [64] * 4, Cursor(0, 1), 2)
+        await until(partial(_has_made, session, 1))
+        copied = rig.recorder.total(DECODE_SAMPLES)
+        made = await session.produce(Cursor(1, 1), 16)
+        assert isinstance(made, Produced)
+        assert (made.batch_count, rig.recorder.total(DECODE_SAMPLES)) == (16, copied)
+        _same(_listed(session, made), expected[:16])
+        session.release(made.slot)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+async def test_an_epoch_that_is_read_again_is_noticed(tmp_path: Path, count: int) -> None:
+    """A client that reads it from the start once more counts as another stream, however long the runs are."""
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        session = await rig.open(fields=FIELDS, batch_size=2, runs=True)
+        before = rig.recorder.total(PIPELINE_EPOCHS)
+        for times in (1, 2):
+            await _runs(session, [count] * 99)
+            assert rig.recorder.total(PIPELINE_EPOCHS) - before == times
+
+
+async def test_a_bad_sample_in_advance_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
+    """No batch of its run is handed over before; the sample is charged to its step once in each epoch."""
+    async with feeding(tmp_path) as rig:
+        _tars(rig.store, 18)
+        session = await rig.open(fields=TARS, batch_size=3, bad_samples_max=1, runs=True)
+        ahead = prefetch_of(session)
+        for epoch in range(2):
+            found, failure = await _runs(session, [16] * 9, Cursor(epoch))
+            assert failure is None
+            assert sum(one.bad_samples for one, _ in found) == 1
+            await until(lambda: not any(not early.task.done() for early in ahead._early_slots))
+
+
+@pytest.mark.parametrize("changes", [{"keys": True}, {"share": "group"}])
+async def test_others_have_the_slots_they_asked_for(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Batches that are made one by one gain nothing by more slots."""
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        session = await rig.open(fields=FIELDS, batch_size=2, prefetch_batches=3, runs=True, **changes)
+        assert session.slots.slot_count == 3
 
 
 def _has_made(session: Session, count: int) -> bool:
@@ -216,7 +293,7 @@ async def test_the_next_epochs_first_run_is_made_in_advance(tmp_path: Path) -> N
             await _runs(session, [64] * 4)
             await until(partial(_has_made, session, 1))
             copied = rig.recorder.total(DECODE_SAMPLES)
-            made = await session.produce_run(Cursor(1, first), count)
+            made = await session.produce(Cursor(1, first), count)
             assert isinstance(made, Produced)
             assert made.batch_count == count
             _same(_listed(session, made), expected[first : first + count])
@@ -235,8 +312,8 @@ async def test_a_run_made_in_advance_charges_no_budget(tmp_path: Path, monkeypat
         session = await rig.open(fields=FIELDS, shuffle=True, batch_size=2, window_shards=6, runs=True)
         own = session._parts.batches
         assert isinstance(own, OwnBatches)
-        handler, charged = own._decoder.assembler.plain._bad_sample_handler, []
-        monkeypatch.setattr(handler, "charge_none", lambda first, _: charged.append(first.epoch))
+        handler, charged = own._decoder.assembler._bad_sample_handler, []
+        monkeypatch.setattr(handler, "charge_none", lambda first, *_: charged.append(first.epoch))
         await _runs(session, [64] * 4)
         await until(partial(_has_made, session, 1))
         assert charged
@@ -252,7 +329,7 @@ async def test_a_run_that_crosses_windows_is_whole_in_the_next_epoch(tmp_path: P
         session = await rig.open(**asked, runs=True)
         await _runs(session, [64] * 4)
         await until(partial(_has_made, session, 0))
-        made = await session.produce_run(Cursor(1, 0), 16)
+        made = await session.produce(Cursor(1, 0), 16)
         assert isinstance(made, Produced)
         assert made.batch_count == 16
         _same(_listed(session, made), expected[:16])
@@ -281,8 +358,8 @@ async def test_most_of_a_window_is_told_as_one_batch(tmp_path: Path) -> None:
     async with feeding(tmp_path) as rig:
         _arrays(rig.store)
         session = await rig.open(fields=FIELDS, batch_size=2, window_shards=6, runs=True, shuffle=True)
-        await session.produce_run(Cursor(1), 1)  # sorts the window
-        made = await session.produce_run(Cursor(1, 1), 16)
+        await session.produce(Cursor(1), 1)  # sorts the window
+        made = await session.produce(Cursor(1, 1), 16)
         assert isinstance(made, Produced)
         assert (made.alike, made.more) == (15, ())
 
@@ -311,7 +388,7 @@ async def test_they_fail_where_single_batches_do(tmp_path: Path, budget: int, le
         session = await rig.open(**asked)
         try:
             here = Cursor()
-            while not isinstance(made := (await session.produce([here]))[0], EpochEnd):
+            while not isinstance(made := await session.produce(here), EpochEnd):
                 data = bytes(session.slots.view(made.slot)[: made.batch.size_bytes])
                 alone.append(type("One", (), {"ready": made.batch, "data": data}))
                 session.release(made.slot)
@@ -337,13 +414,12 @@ async def test_they_fail_where_single_batches_do(tmp_path: Path, budget: int, le
 
 
 async def test_who_gets_no_runs(tmp_path: Path) -> None:
-    """Groups, several consumers, keys, large batches, fields that are decoded, and clients that do not ask."""
+    """Groups, keys, large batches, fields that are decoded, and clients that do not ask."""
     async with feeding(tmp_path, options=PipelineOptions(slots_max=64)) as rig:
         _arrays(rig.store)
         assert (await rig.open(fields=FIELDS, batch_size=2, runs=True)).info.run_batches == 256
         for changes in (
             {"runs": False},
-            {"consumer_count": 2},
             {"keys": True},
             {"share": "group"},
             {"fields": (("rows", '{"decode": "bytes", "from": ["data"]}'),)},
@@ -376,5 +452,6 @@ def test_the_first_runs_of_a_later_epoch_are_longer() -> None:
     """They are made in advance, so the first batch waits for none of them."""
     lengths = run_lengths(50, later_epoch=True)
     assert [next(lengths) for _ in range(3)] == [16, 50, 50]
-    assert first_runs(50, 3) == {0: 16, 16: 50, 66: 50}
-    assert first_runs(4, 3) == {0: 4, 4: 4, 8: 4}
+    assert first_runs(50, 3) == [(0, 16), (16, 50), (66, 50)]
+    assert first_runs(4, 3) == [(0, 4), (4, 4), (8, 4)]
+    assert first_runs(1, 2) == [(0, 1), (1, 1)]

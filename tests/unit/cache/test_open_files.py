@@ -16,7 +16,7 @@ from feedd.cache.pins import with_pinned
 from feedd.cache.storage import Finding
 from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_ERRORS
-from feedd.workers.request_split import file_messages
+from feedd.workers.calls import file_messages
 from tests.fakes.caches import CacheRig
 from tests.fakes.fetchers import until
 

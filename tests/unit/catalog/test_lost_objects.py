@@ -70,9 +70,11 @@ async def test_a_bad_object_of_batches_made_together_is_named_as_itself(tmp_path
         for number in range(COUNT):
             rig.store.put(f"train/{number:03d}.jpg", bytes(3 if number == LOST else 4))
         fields = (("jpg", "tensor:uint8:4"),)
-        session = await rig.open(fields=fields, bad_samples="quarantine", bad_samples_max=1, batch_size=2)
-        assert session.info.batches_per_call > 1
-        await batches(session)
+        session = await rig.open(fields=fields, bad_samples="quarantine", bad_samples_max=1, batch_size=2, runs=True)
+        made = await session.produce(Cursor(), COUNT // 2)
+        assert isinstance(made, Produced)
+        assert made.batch_count == COUNT // 2
+        session.release(made.slot)
     (line,) = (tmp_path / "quarantine.jsonl").read_text().splitlines()
     told = json.loads(line)
     assert (told["url"], told["ordinal"], told["field"]) == (f"{ROOT}/{KEY}", 0, "jpg")
@@ -194,19 +196,15 @@ async def test_batches_that_are_made_together_lack_it_too(tmp_path: Path) -> Non
         for number in range(COUNT):
             rig.store.put(f"train/{number:03d}.jpg", bytes([number] * 4))
         await _lose(rig)
-        session = await rig.open(fields=(("jpg", "tensor:uint8:4"),), bad_samples_max=1, batch_size=2)
-        assert session.info.batches_per_call > 1
+        session = await rig.open(fields=(("jpg", "tensor:uint8:4"),), bad_samples_max=1, batch_size=2, runs=True)
         found: list[int] = []
         at = Cursor()
-        while isinstance(first := await take(session, at), Taken):
-            at = Cursor(0, first.ready.cursor.step + 1, first.ready.cursor.anchors)
-            made = await session.produce([Cursor(0, at.step + n, at.anchors) for n in range(2)])
-            found += [row[0] for row in first.rows("jpg")]
-            for one in made:
-                if isinstance(one, Produced):
-                    data = bytes(session.slots.view(one.slot)[: one.batch.regions[0].values_bytes])
-                    found += data[::4]
-                    assert len(data) == 4 * one.batch.rows
-                    at = Cursor(0, one.batch.cursor.step + 1, one.batch.cursor.anchors)
-                    session.release(one.slot)
+        while isinstance(made := await session.produce(at, 3), Produced):
+            view, ready = session.slots.view(made.slot), [made.batch] * (1 + made.alike) + list(made.more)
+            for place, one in enumerate(ready):
+                data = bytes(view[place * session.info.batch_bytes :][: one.regions[0].values_bytes])
+                assert len(data) == 4 * one.rows
+                found += data[::4]
+            at = Cursor(0, at.step + made.batch_count, made.batch.cursor.anchors)
+            session.release(made.slot)
         assert found == [n for n in range(COUNT) if n != LOST]

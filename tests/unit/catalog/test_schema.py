@@ -134,7 +134,7 @@ def noted_tasks(rig: Feeding) -> tuple[list[MakeTask], list[str]]:
     made: list[MakeTask] = []
     indexed: list[str] = []
     converter, index = rig.pipeline.cache._converter, rig.pool.index
-    make = converter.conversions.make
+    make = converter.make
 
     def noted_make(task: MakeTask) -> Awaitable[ConvertedShard | MissingRanges]:
         made.append(task)
@@ -144,7 +144,7 @@ def noted_tasks(rig: Feeding) -> tuple[list[MakeTask], list[str]]:
         indexed.append(file.ref.key)
         return await index(file, format_name, object_bytes)
 
-    converter.conversions.make = noted_make
+    converter.make = noted_make
     rig.pool.index = noted_index  # type: ignore[method-assign]  # to see what is asked for
     return made, indexed
 

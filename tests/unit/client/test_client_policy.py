@@ -107,12 +107,12 @@ def test_padded_fields_are_views_of_their_batch() -> None:
     """Each batch says how large its rows are; one that does not, or a kind nobody knows, is an error and no guess."""
     decoder = BatchDecoder([pb.TensorSpec(name="x", kind=pb.TensorSpec.PADDED, dtype="int16", ndim=2)])
     payload = np.arange(24, dtype=np.int16).view(np.uint8)
-    batch = decoder.decode(payload, [pb.FieldRegion(values_at=0, values_bytes=48, dims=[4, 3])], 2)
+    (batch,) = decoder.decode(payload, [pb.FieldRegion(values_at=0, values_bytes=48, dims=[4, 3])], 2)
     block = batch["x"]
     assert isinstance(block, torch.Tensor)
     assert torch.equal(block, torch.arange(24, dtype=torch.int16).view(2, 4, 3))
     assert block.data_ptr() == payload.ctypes.data
-    empty = decoder.decode(payload, [pb.FieldRegion(values_at=48, dims=[0, 3])], 2)["x"]
+    empty = decoder.decode(payload, [pb.FieldRegion(values_at=48, dims=[0, 3])], 2)[0]["x"]
     assert isinstance(empty, torch.Tensor)
     assert empty.shape == (2, 0, 3)
     for dims, rows in (([4], 2), ([4, 3, 1], 2), ([], 2), ([400, 3], 2), ([4, 3], 3)):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from feedd_client._wire import feedd_pb2 as pb
-from feedd_client.batch import AlikeBatches, BatchDecoder
+from feedd_client.batch import BatchDecoder, RunBatches
 from feedd_client.errors import ProtocolError
 
 ROWS, COUNT, BATCH_BYTES = 3, 70, 128
@@ -37,11 +37,11 @@ def _payload(batch_bytes: int = BATCH_BYTES) -> np.ndarray[tuple[int], np.dtype[
 def test_a_run_is_decoded_as_its_batches_are(batch_bytes: int) -> None:
     """Each batch of a run has the values that it has alone, at any distance between batches."""
     decoder, payload = BatchDecoder(SPECS), _payload(batch_bytes)
-    batches = AlikeBatches(decoder, payload, MESSAGE, 8, COUNT, batch_bytes)
+    batches = RunBatches(decoder, payload, MESSAGE, 8, COUNT, batch_bytes)
     for number in range(COUNT):
         assert len(batches) == COUNT - number
         batch = batches.take()
-        alone = decoder.decode(payload, MESSAGE.regions, ROWS, 8 + number * batch_bytes)
+        (alone,) = decoder.decode(payload, MESSAGE.regions, ROWS, 8 + number * batch_bytes)
         assert list(batch) == list(alone)
         for name, value in alone.items():
             assert batch[name].shape == value.shape
@@ -53,7 +53,7 @@ def test_a_change_of_a_batch_changes_no_other() -> None:
     """A batch of a run may be changed in place, also together with parameters: other batches need no gradient then."""
     weight = pb.TensorSpec(name="number", kind=pb.TensorSpec.DENSE, dtype="float32")
     message = pb.Batch(rows=ROWS, regions=MESSAGE.regions[:1])
-    batches = AlikeBatches(BatchDecoder([weight]), _payload(), message, 0, 4, BATCH_BYTES)
+    batches = RunBatches(BatchDecoder([weight]), _payload(), message, 0, 4, BATCH_BYTES)
     first, second = batches.take(), batches.take()
     first["number"] += torch.ones(ROWS, requires_grad=True)
     assert first["number"].requires_grad
@@ -65,7 +65,7 @@ def test_a_run_is_free_once_its_batches_are_dropped() -> None:
     """The slot of a run returns when the trainer drops the last batch that it holds, and all were taken."""
     payload = _payload()
     alive = weakref.ref(payload)
-    batches = AlikeBatches(BatchDecoder(SPECS), payload, MESSAGE, 0, COUNT, BATCH_BYTES)
+    batches = RunBatches(BatchDecoder(SPECS), payload, MESSAGE, 0, COUNT, BATCH_BYTES)
     del payload
     for _ in range(COUNT - 1):
         batches.take()
@@ -78,6 +78,6 @@ def test_a_run_is_free_once_its_batches_are_dropped() -> None:
 
 def test_a_run_beyond_its_payload_is_refused() -> None:
     """No batch reads memory outside of its payload."""
-    batches = AlikeBatches(BatchDecoder(SPECS), _payload()[: 2 * BATCH_BYTES], MESSAGE, 0, 3, BATCH_BYTES)
+    batches = RunBatches(BatchDecoder(SPECS), _payload()[: 2 * BATCH_BYTES], MESSAGE, 0, 3, BATCH_BYTES)
     with pytest.raises(ProtocolError, match="expected every field within 256 bytes"):
         batches.take()

@@ -14,9 +14,9 @@ from feedd.codecs.codec_registry import make
 from feedd.errors import BadSample
 from feedd.recipe.recipe import parse_field, spec_of
 from feedd.values import ObjectRef, ShardFile
-from feedd.workers import request_split as split
+from feedd.workers import calls as split
 from feedd.workers.executor import Executor
-from feedd.workers.field_reader import Field
+from feedd.workers.fields import Field
 from feedd.workers.messages import Decoded, DecodeRequest, request_decoder
 from feedd.workers.work import DecodeTask, FieldWork
 

@@ -24,12 +24,12 @@ from feedd.daemon.warm_up import WarmBounds, Warmer
 from feedd.errors import BadRecipe, BadRequest, CacheTooSmall, FeeddError, NotFound
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.tables.cache import ConvertingCache
-from feedd.tables.converter import Converter, ConverterOptions
+from feedd.tables.converter import Converter
 from feedd.tables.facts import ConversionLog
 from feedd.values import ObjectRef
 from feedd.warming import Amount, WarmProgress, WarmSpec
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_pool import DecodePool
 from tests.fakes.feeding import ROOT, GatedStore, batches, feeding
 from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder
@@ -87,9 +87,7 @@ async def warming(
         sources.buckets.use(store)
         with cheap_workers():
             async with DecodePool(DecodeOptions(), recorder) as pool:
-                converter = Converter(
-                    sources.fetcher, pool.make, ConversionLog(), ConverterOptions(cache_bytes), recorder
-                )
+                converter = Converter(sources.fetcher, pool.make, ConversionLog(), recorder, limit_bytes=cache_bytes)
                 async with (
                     Cache(options, converter, recorder, clock) as cache,
                     ConvertingCache(cache, converter) as front,

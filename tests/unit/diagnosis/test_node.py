@@ -13,7 +13,8 @@ import pytest
 from feedd import metrics
 from feedd.diagnosis import machine, node
 from feedd.diagnosis.machine import GpuReader, MachineReader, MachineReading
-from feedd.diagnosis.node import measure
+from feedd.diagnosis.node import NodeReader, measure
+from feedd.errors import NotFound
 from feedd.wire import feedd_pb2 as pb
 from tests.budget import PATIENT_S
 
@@ -282,3 +283,26 @@ def test_a_directory_that_is_gone_has_no_disk(tmp_path: Path) -> None:
     reader = MachineReader([], str(tmp_path / "gone"))
     assert reader.disk == ""
     assert reader.read([]).disk_busy_s is None
+
+
+async def test_a_lane_that_does_not_answer_is_an_error_or_a_gap() -> None:
+    """Doctor needs the counters of all daemons; a live view shows the others, unless none answers."""
+    entry = _entry(pb.TrainerTimes(wall_s=4, steps=8))
+
+    class _Silent(_Daemon):
+        async def stats(self) -> pb.StatsResponse:
+            raise NotFound("no daemon answers")
+
+    with pytest.raises(NotFound, match="no daemon answers"):
+        await measure([_Daemon(None, entry), _Silent(None, entry)], 0.06, local=False)
+
+    async def answers() -> pb.ObserveResponse:
+        return pb.ObserveResponse(sessions=[entry])
+
+    async def fails() -> pb.ObserveResponse:
+        raise NotFound("no daemon answers")
+
+    look = await NodeReader([answers, fails], local=False).look()
+    assert (look.daemons[1], len(look.answers), len(look.sessions)) == (None, 1, 1)
+    with pytest.raises(NotFound, match="no daemon answers"):
+        await NodeReader([fails, fails], local=False).look()

@@ -12,8 +12,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from feedd.errors import BadResponse, FeeddError, ObjectChanged, StoreUnavailable, Throttled
-from feedd.fetch.hedge_policy import HedgePolicy, Hedger
-from feedd.fetch.hedging_store import HedgeStore
+from feedd.fetch.hedge import HedgePolicy, Hedger, HedgeStore
 from feedd.fetch.memory_store import MemoryStore
 from feedd.metrics import SOURCE_HEDGED_BYTES, SOURCE_HEDGES
 from feedd.values import ByteRange, ReadProgress

@@ -16,8 +16,7 @@ import pytest
 from feedd.clock import SystemClock
 from feedd.errors import BadResponse, FeeddError, Unsupported
 from feedd.fetch.fetch_options import S3Options, SourceOptions
-from feedd.fetch.retry_policy import RetryPolicy
-from feedd.fetch.retrying_store import RetryLimits, RetryStore
+from feedd.fetch.retry import RetryLimits, RetryPolicy, RetryStore
 from feedd.fetch.s3 import listing
 from feedd.fetch.s3.session import ANSWER_BYTES_MAX
 from feedd.fetch.s3.store import S3Store

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import PermissionDenied, Unsupported
+from feedd.fetch.checksums import digest_of
 from feedd.fetch.fetch_options import S3Options, SourceOptions
-from feedd.fetch.object_checksums import digest_of
 from feedd.fetch.s3 import client
 from feedd.fetch.s3.client import is_google, region_of_endpoint
 from feedd.fetch.s3.store import S3Store

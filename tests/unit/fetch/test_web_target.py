@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feedd.errors import BadRequest, BadResponse, Unsupported
-from feedd.fetch.web.web_target import Target, admission, lifetime_s, object_target, redirected, target_of
+from feedd.fetch.web.target import Target, admission, lifetime_s, object_target, redirected, target_of
 
 HERE = Target("https", "a.example", 443, "/x/y?z")
 NOW_S = 1_700_000_000.0

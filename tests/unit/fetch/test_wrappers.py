@@ -11,8 +11,7 @@ from feedd.errors import NotFound, StoreUnavailable, Throttled
 from feedd.fetch.memory_store import MemoryStore
 from feedd.fetch.once import Once
 from feedd.fetch.requests import RequestStore
-from feedd.fetch.retry_policy import RetryPolicy
-from feedd.fetch.retrying_store import RetryLimits, RetryStore
+from feedd.fetch.retry import RetryLimits, RetryPolicy, RetryStore
 from feedd.metrics import (
     SOURCE_BYTES,
     SOURCE_FIRST_BYTE,

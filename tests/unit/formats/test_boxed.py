@@ -16,9 +16,8 @@ from feedd.formats.inline_headers import header_reader
 from feedd.recipe.encodings import check_encoding
 from feedd.recipe.params import params_of
 from feedd.values import FieldRecipe, ObjectRef, ShardFile
-from feedd.workers.calls import PinCall
+from feedd.workers.calls import file_messages, pin_call
 from feedd.workers.messages import PinRequest, encode
-from feedd.workers.request_split import file_messages
 from tests.budget import budget
 
 KINDS = ("mds", "mds:float32", "litdata:numpy", "litdata:tensor")
@@ -54,7 +53,7 @@ def test_a_worker_that_pins_is_told_how_the_array_is_stored() -> None:
     """Otherwise it would look for a .npy header."""
     file = ShardFile(ObjectRef("s3://b", "k", 40, "tag"), "/x", 0)
     recipe = FieldRecipe("x", ("x",), "npy", "{}", "litdata:numpy")
-    packet = PinCall(file, recipe, 3, 20).packet(range(1), 7).payload
+    packet = pin_call(file, recipe, 3, 20).packet(range(1), 7).payload
     assert packet == encode(PinRequest(7, file_messages((file,))[0][0], 3, 20, "litdata:numpy"))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from feedd.dataset.assignment import Assignment
-from feedd.ordering.batch_plan import BatchPlan, BatchRows, SpanPlan
+from feedd.ordering.batch_plan import BatchRows, RunPlan
 from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.ordering.sorted_windows import NeedOrder, Orders, SortedWindows, WindowName
 from feedd.values import Cursor, EpochEnd, Topology
@@ -37,7 +37,7 @@ def _sorted_by(reader: Reader, at: Cursor) -> int:
     while isinstance(found := reader.draw(at), NeedOrder):
         found.learn(found.sort())
         count += 1
-    assert isinstance(found, BatchPlan)
+    assert isinstance(found, RunPlan)
     return count
 
 
@@ -99,23 +99,22 @@ def test_windows_ahead_are_said_once_and_then_there() -> None:
 
 def test_runs_say_windows_ahead_too() -> None:
     """A reader that takes runs has the next window sorted, and a run is the batches that it stands for."""
-    reader, alone, step, waited = _reader(), _reader(), 0, 0
+    reader, alone, step, waited, longest = _reader(), _reader(), 0, 0, 0
     while step < _STEPS:
-        run = reader.draw_run(Cursor(0, step), 3)
-        if run is None:
+        run = reader.draw(Cursor(0, step), 3)
+        if not isinstance(run, RunPlan):
             waited += _sorted_by(reader, Cursor(0, step))
-            step += 1
-        else:
-            for plan in run.plans():
-                shards = alone.rows(plan.cursor)
-                assert isinstance(shards, BatchRows)
-                assert plan.rows().ordinal.tolist() == shards.ordinal.tolist()
-                assert plan.rows().seeds.tolist() == shards.seeds.tolist()
-            step += len(run)
+            continue
+        for plan in run.batches():
+            shards = alone.rows(plan.cursor)
+            assert isinstance(shards, BatchRows)
+            assert plan.rows().ordinal.tolist() == shards.ordinal.tolist()
+            assert plan.rows().seeds.tolist() == shards.seeds.tolist()
+        step, longest = step + len(run), max(longest, len(run))
         need = reader.next_order()
         if need is not None:
             need.learn(need.sort())
-    assert waited == 1
+    assert (waited, longest) == (1, 3)
 
 
 @pytest.mark.parametrize(("rank", "ranks", "cut"), [(0, 1, False), (0, 1, True), (1, 2, False), (2, 3, True)])
@@ -128,20 +127,44 @@ def test_runs_without_shuffle_need_no_window(rank: int, ranks: int, *, cut: bool
     reader, alone = (Reader((share,), options, dict.fromkeys(range(_SHARDS), 2 * _SAMPLES)) for _ in range(2))
     every = [(shard, first + shard * cut) for shard in range(_SHARDS) for first in range(2 * _SAMPLES)]
     step, longest = 0, 0
-    while not isinstance(drawn := alone.draw(Cursor(0, step)), EpochEnd):
-        assert isinstance(drawn, BatchPlan)
-        run = reader.draw_run(Cursor(0, step), 4)
-        plans = [drawn] if run is None else run.plans()
+    while not isinstance(alone.draw(Cursor(0, step)), EpochEnd):
+        run = reader.draw(Cursor(0, step), 4)
+        assert isinstance(run, RunPlan)
+        plans = run.batches()
         for plan in plans:
             low = (plan.cursor.step * ranks + rank) * _BATCH
             assert list(zip(plan.shard.tolist(), plan.ordinal.tolist(), strict=True)) == every[low : low + _BATCH]
             assert plan.rows().seeds.tolist() == _seeds(alone, plan.cursor)
-        assert run is None or isinstance(run, SpanPlan)
-        assert len(plans) == (1 if run is None else len(run))
+        assert len(plans) == len(run)
+        assert len(run) == 1 or run.first_rows_of == _BATCH
         step, longest = step + len(plans), max(longest, len(plans))
         assert reader.next_order() is None
     assert step * ranks * _BATCH >= len(every) - ranks * _BATCH
     assert longest >= min(4, 2 * _SAMPLES // _BATCH // ranks)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_runs_of_every_third_step_are_those_batches(*, shuffle: bool) -> None:
+    """One of three consumers of a rank gets every third step in a run, with the rows of that step."""
+    counts = dict.fromkeys(range(_SHARDS), 6 * _SAMPLES)
+    reader, alone = (Reader((_SHARE,), replace(_OPTIONS, shuffle=shuffle), counts) for _ in range(2))
+    for index in range(3):
+        step, longest = index, 0
+        while step < 6 * _STEPS:
+            run = reader.draw(Cursor(0, step), 4, 3)
+            if isinstance(run, NeedOrder):
+                run.learn(run.sort())
+                continue
+            assert isinstance(run, RunPlan)
+            steps = [plan.cursor.step for plan in run.batches()]
+            assert steps == [step + 3 * number for number in range(len(run))]
+            for plan in run.batches():
+                expected = alone.rows(plan.cursor)
+                assert isinstance(expected, BatchRows)
+                assert plan.rows().ordinal.tolist() == expected.ordinal.tolist()
+                assert plan.rows().seeds.tolist() == expected.seeds.tolist()
+            step, longest = step + 3 * len(run), max(longest, len(run))
+        assert longest > 1
 
 
 def _seeds(reader: Reader, at: Cursor) -> list[int]:

@@ -159,7 +159,7 @@ def test_what_needs_data_says_so() -> None:
 def test_the_daemon_loads_no_image_library() -> None:
     """Recipes, codec registry and pool import neither cv2 nor simplejpeg: only workers that decode images pay."""
     code = (
-        "import sys, feedd.recipe.recipe, feedd.workers.worker_pool, feedd.codecs.codec_registry\n"
+        "import sys, feedd.recipe.recipe, feedd.workers.pool, feedd.codecs.codec_registry\n"
         "print([name for name in ('cv2', 'simplejpeg', 'torch') if name in sys.modules])"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENT_S)

@@ -10,7 +10,7 @@ import pytest
 
 from feedd.errors import BadSample
 from feedd.metrics import DECODE_SAMPLES
-from feedd.sessions.next_epoch_prefetch import AHEAD_BATCHES
+from feedd.sessions.next_epoch_prefetch import AHEAD_RUNS
 from feedd.sessions.own_batches import OwnBatches
 from feedd.values import Cursor, EpochEnd, Produced
 from tests.fakes.feeding import Taken, batches, feeding, prefetch_of, take
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.batching.assembler import Assembler
-    from feedd.ordering.batch_plan import BatchPlanGroup
+    from feedd.ordering.batch_plan import RunRows
     from feedd.sessions.feed_session import Session
     from feedd.values import BatchReady
 
@@ -32,7 +32,7 @@ def _waiting(session: Session) -> list[int]:
     return sorted(early.step for early in prefetch_of(session)._early_slots if early.task.done())
 
 
-async def _made_ahead(session: Session, count: int = AHEAD_BATCHES) -> None:
+async def _made_ahead(session: Session, count: int = AHEAD_RUNS) -> None:
     """Wait until the next epoch's first batches lie ready."""
     await until(lambda: len(_waiting(session)) == count)
 
@@ -54,10 +54,10 @@ def _gated(session: Session, monkeypatch: pytest.MonkeyPatch, epoch: int) -> asy
     assembler, gate = _assembler(session), asyncio.Event()
     fill = assembler.fill
 
-    async def gated(group: BatchPlanGroup, *where: Any, **how: Any) -> list[BatchReady]:
-        if group.batches[0].cursor.epoch == epoch:
+    async def gated(run: RunRows, *where: Any, **how: Any) -> list[tuple[BatchReady, int]]:
+        if run.plan.cursor.epoch == epoch:
             await gate.wait()
-        return await fill(group, *where, **how)
+        return await fill(run, *where, **how)
 
     monkeypatch.setattr(assembler, "fill", gated)
     return gate
@@ -73,9 +73,9 @@ async def test_two_batches_wait_when_an_epoch_has_ended(tmp_path: Path) -> None:
         session = await rig.open(shuffle=True)
         before = rig.recorder.total(DECODE_SAMPLES)
         await batches(session)
-        await until(lambda: rig.recorder.total(DECODE_SAMPLES) - before == SAMPLES + AHEAD_BATCHES * 4)
+        await until(lambda: rig.recorder.total(DECODE_SAMPLES) - before == SAMPLES + AHEAD_RUNS * 4)
         assert [batch.data for batch in await batches(session, Cursor(1))] == wanted
-        await until(lambda: rig.recorder.total(DECODE_SAMPLES) - before == 2 * SAMPLES + AHEAD_BATCHES * 4)
+        await until(lambda: rig.recorder.total(DECODE_SAMPLES) - before == 2 * SAMPLES + AHEAD_RUNS * 4)
         assert prefetch_of(session)._epoch == 2
         assert _waiting(session) == [0, 1]
 
@@ -162,7 +162,7 @@ async def test_another_epoch_is_asked_for(tmp_path: Path) -> None:
         later = await take(session, Cursor(7, 0))
         assert isinstance(later, Taken)
         await until(lambda: not prefetch_of(session)._early_slots)
-        assert session._parts.batches.slots.taken_count == 0
+        assert prefetch_of(session)._arena.taken_count == 0
 
 
 async def test_slots_are_wanted_for_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ async def test_slots_are_wanted_for_something_else(tmp_path: Path, monkeypatch: 
         gate = _gated(session, monkeypatch, 1)
         await batches(session)
         await until(lambda: bool(prefetch_of(session)._early_slots))  # being made, for as long as the gate is closed
-        made = [one for step in (4, 5) for one in await session.produce([Cursor(0, step)])]
+        made = [await session.produce(Cursor(0, step)) for step in (4, 5)]
         assert [one.batch.cursor.step for one in made if isinstance(one, Produced)] == [4, 5]
         assert not prefetch_of(session)._early_slots
         for one in made:
@@ -217,17 +217,17 @@ async def test_a_sample_that_is_bad_in_the_next_epoch(tmp_path: Path, monkeypatc
         assembler, failed = _assembler(session), asyncio.Event()
         fill = assembler.fill
 
-        async def failing(group: BatchPlanGroup, *where: Any, **how: Any) -> list[BatchReady]:
-            if group.batches[0].cursor.epoch == 1 and not failed.is_set():
+        async def failing(run: RunRows, *where: Any, **how: Any) -> list[tuple[BatchReady, int]]:
+            if run.plan.cursor.epoch == 1 and not failed.is_set():
                 failed.set()
                 raise BadSample("expected a number, got none", stage="decode")
-            return await fill(group, *where, **how)
+            return await fill(run, *where, **how)
 
         monkeypatch.setattr(assembler, "fill", failing)
         await batches(session)
         await failed.wait()
         await until(lambda: not prefetch_of(session)._early_slots)
-        assert session._parts.batches.slots.taken_count == 0
+        assert prefetch_of(session)._arena.taken_count == 0
         first = await take(session, Cursor(1, 0))
         assert isinstance(first, Taken)
         assert first.ints() == [0, 1, 2, 3]

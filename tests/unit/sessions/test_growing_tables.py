@@ -18,8 +18,8 @@ from feedd.metrics import DECODE_RESTARTS, PIPELINE_MADE
 from feedd.tables import parquet as parquet_file
 from feedd.values import ByteRange, Cursor, Produced
 from feedd.workers import supervisor
+from feedd.workers.process import Child
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_process import Child
 from tests.budget import PATIENT_S
 from tests.fakes.feeding import URL, Feeding, Taken, batches, feeding, take
 from tests.fakes.fetchers import until
@@ -109,7 +109,7 @@ def held_back(ranges: Ranges, *allowed: int) -> asyncio.Event:
 async def run_of(session: Session, at: Cursor, count: int) -> list[int]:
     """Produce a run of a session of runs; return the values of the last field."""
     assert session.info.run_batches >= count
-    made = await asyncio.wait_for(session.produce_run(at, count), PATIENT_S)
+    made = await asyncio.wait_for(session.produce(at, count), PATIENT_S)
     assert isinstance(made, Produced)
     values: list[int] = []
     for number in range(made.batch_count):

@@ -16,7 +16,7 @@ from feedd.cache.entry_layout import FORMAT_FOLDER
 from feedd.errors import BadShard, CacheTooSmall, ObjectChanged
 from feedd.metrics import PIPELINE_BATCH_SECONDS
 from feedd.values import Cursor, EpochEnd, Topology
-from tests.fakes.feeding import ROOT, Taken, batches, copied, feeding, rank, take
+from tests.fakes.feeding import ROOT, Taken, batches, feeding, prefetch_of, rank, take
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
@@ -95,24 +95,6 @@ async def test_small_cache_and_drifting_ranks_make_progress(tmp_path: Path) -> N
         assert sorted(value for batch in (*ahead, *behind) for value in batch.ints()) == expected(*[6] * 10)
         assert sorted(v for part in again for batch in part for v in batch.ints()) == expected(*[6] * 10)
         assert rig.cache.stats.evictions > 0
-
-
-async def test_a_batch_waits_for_no_shard_of_a_later_one(tmp_path: Path) -> None:
-    """Two steps are requested together, and the second one's shard does not come: the first batch does."""
-    async with feeding(tmp_path) as rig:
-        rig.store.numbers(4, 4)
-        gate = rig.store.gates["train/01.tar"] = asyncio.Event()
-        session = await rig.open(shuffle=False)
-        try:
-            (made,) = await asyncio.wait_for(session.produce([Cursor(0, 0), Cursor(0, 1)]), 10)
-        finally:
-            gate.set()
-        assert not isinstance(made, EpochEnd)
-        assert copied(session, made).ints() == [0, 1, 2, 3]
-        session.release(made.slot)
-        following = await take(session, Cursor(0, 1))
-        assert isinstance(following, Taken)
-        assert following.ints() == [100, 101, 102, 103]
 
 
 async def test_a_batch_that_cannot_fit_says_so(tmp_path: Path) -> None:
@@ -241,6 +223,6 @@ async def test_cancelled_productions_hold_nothing(tmp_path: Path) -> None:
         running[1].cancel()
         await asyncio.wait(running)
         assert running[1].cancelled()
-        assert session._parts.batches.slots.taken_count == 0
+        assert prefetch_of(session)._arena.taken_count == 0
         rig.store.gates["train/01.tar"].set()
         assert list(itertools.chain(*[batch.ints() for batch in await batches(session)])) == expected(4, 4)

@@ -135,7 +135,7 @@ async def test_a_lent_batch_stays_until_it_is_given_back(tmp_path: Path) -> None
         rig.store.numbers(*[8] * 6)
         slow, fast = [await rig.open(share="a", shared_arena=True) for _ in range(2)]
         assert slow.info.shared_slot_count == fast.info.shared_slot_count > slow.slots.slot_count
-        (held,) = await slow.produce([Cursor()])
+        held = await slow.produce(Cursor())
         assert isinstance(held, Produced)
         before = bytes(slow.slots.view(held.slot)[: held.batch.size_bytes])
         for _ in range(3):

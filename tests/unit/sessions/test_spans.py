@@ -103,7 +103,7 @@ async def test_batches_made_together_fetch_no_span_twice(tmp_path: Path, run_bat
         for step in range(0, -(-len(WINDOWS) // 4), run_batches):
             if len(running) == slot_count:
                 batch_count += await oldest()
-            running.append(asyncio.create_task(session.produce_run(Cursor(0, step), run_batches)))
+            running.append(asyncio.create_task(session.produce(Cursor(0, step), run_batches)))
         while running:
             batch_count += await oldest()
         assert batch_count == -(-len(WINDOWS) // 4)

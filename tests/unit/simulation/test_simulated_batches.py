@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from feedd.ordering.batch_plan import BatchPlan
+from feedd.ordering.batch_plan import RunPlan
 from feedd.simulation.simulated_batches import IndexedShards, SimulatedBatches
 from feedd.simulation.simulated_workers import SimulatedWorkers
 from feedd.simulation.virtual_loop import run_in_virtual_time
@@ -38,10 +38,10 @@ class _Cache:
         return nullcontext()
 
 
-def _plan(*shards: int) -> BatchPlan:
+def _plan(*shards: int) -> RunPlan:
     """A batch of a sample of each shard."""
     rows = np.array(shards, np.int64)
-    return BatchPlan(Cursor(0), rows, np.zeros_like(rows), lambda: rows.astype(np.uint64), 0, 0)
+    return RunPlan(Cursor(0), rows, np.zeros_like(rows), lambda: rows.astype(np.uint64), 0, 0)
 
 
 @pytest.mark.parametrize(("shards", "lacks"), [((0, 1), False), ((1, 2), True), ((2, 3), True)])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from feedd.ordering.batch_plan import BatchPlan
+from feedd.ordering.batch_plan import RunPlan
 from feedd.simulation.simulated_rank import SimulatedRank
 from feedd.simulation.virtual_loop import run_in_virtual_time
 from feedd.values import Cursor
@@ -25,9 +25,9 @@ _STEPS = 6
 class _Reader:
     """Plans a batch of one sample for each step; it reads all windows up to the step's."""
 
-    def draw(self, at: Cursor) -> BatchPlan:
+    def draw(self, at: Cursor) -> RunPlan:
         one = np.zeros(1, np.int64)
-        return BatchPlan(at, one, one, lambda: one.astype(np.uint64), 0, at.step)
+        return RunPlan(at, one, one, lambda: one.astype(np.uint64), 0, at.step)
 
 
 class _Driver:
@@ -58,10 +58,10 @@ class _Batches:
         self.made: list[Cursor] = []
         self.began_s: dict[Cursor, float] = {}
 
-    def lacks_shards(self, _plan: BatchPlan) -> bool:
+    def lacks_shards(self, _plan: RunPlan) -> bool:
         return self.lacking
 
-    async def make(self, plan: BatchPlan, pinned: Callable[[], object]) -> None:
+    async def make(self, plan: RunPlan, pinned: Callable[[], object]) -> None:
         self.made.append(plan.cursor)
         self.began_s[plan.cursor] = asyncio.get_running_loop().time()
         if self.lacking:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, cast
 
-from feedd.workers.arena_pages import ArenaPages
+from feedd.workers.executor import ArenaPages
 
 if TYPE_CHECKING:
     import mmap

@@ -17,12 +17,12 @@ from feedd.recipe.label_recipes import number_at
 from feedd.recipe.recipe import parse_field, spec_of
 from feedd.values import ObjectRef, ShardFile
 from feedd.workers import bulk
-from feedd.workers import request_split as split
+from feedd.workers import calls as split
 from feedd.workers.executor import Executor
-from feedd.workers.field_reader import Field
+from feedd.workers.fields import Field
 from feedd.workers.fixed_width import chunk_rows, plain_numbers
-from feedd.workers.mapped_files import REST_S, MappedFiles
 from feedd.workers.messages import MESSAGE_BYTES_MAX, Decoded, DecodeRequest, Failed, encode, request_decoder
+from feedd.workers.shards import REST_S, MappedFiles
 from feedd.workers.work import DecodeTask, FieldWork
 from tests.budget import budget
 from tests.fakes.tars import shard_file
@@ -301,7 +301,7 @@ def test_a_row_by_itself_brings_its_own_file_only() -> None:
 
 def test_rows_of_more_files_than_are_kept(tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files stay mapped while they are read, however few are kept; those that hold no good row are not even opened."""
-    monkeypatch.setattr("feedd.workers.mapped_files._FILES_MAX", 1)
+    monkeypatch.setattr("feedd.workers.shards._FILES_MAX", 1)
     data = [bytes([number]) * 40 for number in range(9)]
     files = tuple(shard_file(tmp_path / str(n), part, data_at=4096 * (n % 3)) for n, part in enumerate(data))
     Path(files[4].path).unlink()
@@ -373,7 +373,7 @@ def test_a_large_request_fits_a_packet(tmp_path: Path, fields: int) -> None:
 def test_files_go_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mapping that was not read for a while goes with the next request, however few there were."""
     now_s = 100.0
-    monkeypatch.setattr("feedd.workers.mapped_files.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("feedd.workers.shards.time.monotonic", lambda: now_s)
     kept = MappedFiles()
     kept.begin()
     kept.get(split.file_messages((shard_file(tmp_path / "a", bytes(200)),))[0][0])

@@ -15,8 +15,8 @@ from feedd.errors import CacheUnavailable, Internal
 from feedd.recipe.low_precision import widened
 from feedd.workers.column_gather import gather
 from feedd.workers.fixed_width import Plain
-from feedd.workers.mapped_files import MappedFiles
 from feedd.workers.messages import ColumnMessage, FileMessage, GatherRequest
+from feedd.workers.shards import MappedFiles
 from tests.budget import budget
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from feedd.formats.missing_reasons import Why
 from feedd.formats.tar import TarFormat
 from feedd.recipe.recipe import parse_field
 from feedd.values import ShardFile
-from feedd.workers import arena_pages
+from feedd.workers import calls as split
+from feedd.workers import executor as arena_pages
 from feedd.workers import index_columns as columns
-from feedd.workers import request_split as split
 from feedd.workers.executor import Executor
 from feedd.workers.messages import (
     Attach,

@@ -7,8 +7,8 @@ import numpy as np
 from feedd.conversion import Conversion
 from feedd.recipe.recipe import parse_field
 from feedd.values import ObjectRef, ShardFile
-from feedd.workers import poison
-from feedd.workers.poison import REMEMBERED_S, Poison
+from feedd.workers import calls as poison
+from feedd.workers.calls import REMEMBERED_S, Poison
 from feedd.workers.work import FieldWork
 
 ROWS = 6

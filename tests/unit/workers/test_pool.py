@@ -19,8 +19,8 @@ from feedd.recipe.params import params_of
 from feedd.recipe.recipe import parse_field
 from feedd.recipe.slow_imports import slow_module
 from feedd.values import ObjectRef, ShardFile
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import CHUNK_ROWS_MAX, DecodeOptions
-from feedd.workers.worker_pool import DecodePool
 from tests.fakes.decoding import ARENA_ID, decoding
 from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder

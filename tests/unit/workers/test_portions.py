@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.workers.chunk_sizer import ChunkSizer
+from feedd.workers.schedule import ChunkSizer
 from feedd.workers.work import CHUNK_ROWS_MAX
 
 

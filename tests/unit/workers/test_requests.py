@@ -10,7 +10,7 @@ import pytest
 
 from feedd.recipe.recipe import parse_field
 from feedd.values import ObjectRef, ShardFile
-from feedd.workers.gather_call import GatherCall
+from feedd.workers.calls import GatherCall
 from feedd.workers.messages import MESSAGE_BYTES_MAX, Gathered, GatherRequest, request_decoder
 from feedd.workers.work import Column, GatherTask
 

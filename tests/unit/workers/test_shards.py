@@ -9,10 +9,10 @@ from feedd.errors import CacheUnavailable
 from feedd.formats.tar import TarFormat
 from feedd.values import ShardFile
 from feedd.workers import index_columns
+from feedd.workers.calls import file_messages
 from feedd.workers.executor import Executor
 from feedd.workers.messages import Indexed, IndexRequest
-from feedd.workers.request_split import file_messages
-from feedd.workers.shard_bytes import Shard, ShardHeaders, Shards
+from feedd.workers.shards import Shard, ShardHeaders, Shards
 from tests.fakes.tars import shard_file, tar_bytes
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_a_tar_is_indexed_without_mapping_it(
     data = tar_bytes((f"{number:04d}", {"jpg": bytes(member_bytes)}) for number in range(60))
     file = shard_file(tmp_path / "x", data, data_at=4096)
     whole = TarFormat().index(memoryview(data), file.ref.url)
-    monkeypatch.setattr("feedd.workers.shard_bytes.Shard.whole", None)
+    monkeypatch.setattr("feedd.workers.shards.Shard.whole", None)
     answer, fds = Executor().run(IndexRequest(1, file_messages((file,))[0][0], "tar"))
     assert isinstance(answer, Indexed)
     index = index_columns.unpack(fds[0], answer)

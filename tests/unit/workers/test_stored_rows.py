@@ -12,12 +12,11 @@ import pytest
 from feedd.flow.file_pipe import FilePipe
 from feedd.recipe.recipe import parse_field
 from feedd.values import ObjectRef, ShardFile
-from feedd.workers import request_split as split
-from feedd.workers.arena_pages import ArenaPages
-from feedd.workers.executor import Executor
+from feedd.workers import calls as split
+from feedd.workers.executor import ArenaPages, Executor
+from feedd.workers.fixed_width import LARGE_BYTES
 from feedd.workers.messages import Decoded, Failed, request_decoder
-from feedd.workers.shard_bytes import Shard
-from feedd.workers.stored_rows import LARGE_BYTES
+from feedd.workers.shards import Shard
 from feedd.workers.work import DecodeTask, FieldWork
 
 if TYPE_CHECKING:

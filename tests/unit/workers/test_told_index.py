@@ -23,7 +23,7 @@ from feedd.tables.task import MakeTask, MissingRanges
 from feedd.tables.writer import Piece, TableWriter
 from feedd.values import ByteRange
 from feedd.workers import worker
-from feedd.workers.convert_call import LONG_STREAM, MakeCall
+from feedd.workers.calls import LONG_STREAM, make_call
 from feedd.workers.executor import Executor
 from feedd.workers.messages import ConvertedAnswer, Indexed, Prepare, encode, reply_decoder
 from tests.budget import PATIENT_S
@@ -53,10 +53,10 @@ def answered(data: bytes, entry_bytes: int = -1) -> tuple[ConvertedAnswer, bytes
 
 def accepted(answer: ConvertedAnswer) -> ConvertedShard:
     """Return what the daemon makes of an answer."""
-    call = MakeCall(MakeTask(Conversion("parquet"), URL, 1, (), -1, -1, 0, 1, 1))
+    call = make_call(MakeTask(Conversion("parquet"), URL, 1, (), -1, -1, 0, 1, 1))
     call.accept(range(1), answer, [])
-    assert not isinstance(call.outcome, MissingRanges)
-    return call.outcome
+    assert not isinstance(call.result, MissingRanges)
+    return call.result
 
 
 def refusing(*_: Any) -> None:
@@ -171,13 +171,13 @@ def test_an_outline_is_a_short_call() -> None:
     task = MakeTask(Conversion("parquet"), URL, 1 << 30, (ByteRange(0, 1000),), -1, -1, 0, 1, 1)
     outlines = [Conversion("parquet", head_params("")), Conversion("csv", head_params("")), Conversion("head", "tar")]
     for outline in outlines:
-        call = MakeCall(replace(task, conversion=outline))
+        call = make_call(replace(task, conversion=outline))
         assert (call.stream, call.long_s) == (0, 0.0)
-        call = MakeCall(replace(task, conversion=outline, spans=(ByteRange(0, 9 << 20),)))
+        call = make_call(replace(task, conversion=outline, spans=(ByteRange(0, 9 << 20),)))
         assert call.stream == LONG_STREAM
         assert call.long_s > 0
     for whole in (Conversion("parquet"), Conversion("parquet", '[["a"]]'), Conversion("gunzip"), Conversion("rows")):
-        call = MakeCall(replace(task, conversion=whole))
+        call = make_call(replace(task, conversion=whole))
         assert call.stream == LONG_STREAM
         assert call.long_s > 0
 
