@@ -173,6 +173,19 @@ async def test_what_memory_cannot_hold_names_the_disk(rig: BypassRig, bad_disk: 
             await cache.acquire(rig.shards(200))
 
 
+async def test_damaged_entries_have_the_disk_probed(rig: BypassRig) -> None:
+    """Discarded entries alone are no sick disk, but with probes that fail they are, until probes succeed again."""
+    refs = rig.shards(rig.health.errors_max)
+    async with rig.open() as cache:
+        await use(rig, cache, *refs)
+        rig.probe_error = OSError(errno.EIO, "input/output error")
+        for ref in refs:
+            await cache.discard(ref)
+        await until(lambda: watch_of(cache).state is DiskState.UNSTABLE)
+        rig.probe_error = None
+        await until(lambda: watch_of(cache).state is DiskState.NORMAL)
+
+
 async def test_disk_entries_survive_a_restart_and_memory_does_not(rig: BypassRig, bad_disk: BadDisk) -> None:
     """After a restart the objects on disk are hits, and those that were in memory are gone."""
     on_disk, in_memory = rig.shards(2)
