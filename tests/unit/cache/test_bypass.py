@@ -86,7 +86,9 @@ async def test_one_request_is_served_from_both_tiers(rig: BypassRig, bad_disk: B
     old, *new = rig.shards(3)
     async with rig.open() as cache:
         await use(rig, cache, old)
+        assert cache.has_room(new[0])
         await break_disk(rig, cache, bad_disk)
+        assert not cache.has_room(new[0])  # peers are not served from memory
         bypassed = rig.recorder.total(CACHE_BYPASSED)
         await use(rig, cache, new[1], old, new[0], old)
         assert (old.url in held(disk_of(cache)), old.url in held(memory_of(cache))) == (True, False)
