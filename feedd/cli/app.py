@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import importlib
+import os
 import sys
 import traceback
 from typing import Annotated, Any, Final
@@ -16,6 +19,7 @@ from feedd.errors import FeeddError
 from feedd.flow.log_sink import take_stderr
 from feedd.observe.logs import configure_logging, redact_traceback
 
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 COMMANDS: Final = {
     "serve": "Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once.",
     "check": "Show the effective configuration, where each value came from, and whether this machine can serve it.",
@@ -110,6 +114,22 @@ def main() -> None:
             from feedd.cli.report import say_error  # noqa: PLC0415 - imports the configuration
 
             sys.exit(say_error(error))
-    except Exception:  # noqa: BLE001 - as the interpreter would, but without secrets
-        sys.stderr.write(f"{redact_traceback(traceback.format_exc())}\n")
+    except Exception as error:  # noqa: BLE001 - as the interpreter would, but without secrets
+        lost = _output_lost(error)
+        said = f"feedd: error: standard output cannot be written: {lost}" if lost else traceback.format_exc()
+        sys.stderr.write(f"{redact_traceback(said)}\n")
         sys.exit(1)
+
+
+def _output_lost(error: Exception) -> str:
+    """Return why standard output takes no more text, and drop the rest of it; empty: the error is another.
+
+    An error of a file has the file's name, and errors of stores and sockets are translated where they arise.
+    """
+    if not isinstance(error, OSError) or error.filename is not None or error.errno not in _NO_ROOM:
+        return ""
+    if os.environ.get("FEEDD_DEBUG") != "1":
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else it is written again at the end
+        return os.strerror(error.errno).lower()
+    return ""

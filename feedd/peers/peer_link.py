@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from feedd.errors import CacheError, FeeddError, StoreUnavailable
-from feedd.fetch.s3.errors import FOREIGN, RangeHead, RequestContext, check_head
+from feedd.fetch.s3.errors import FOREIGN, RequestContext, check_head
 from feedd.flow.range_sinks import MemorySink
 from feedd.peers.breaker import Breaker
 from feedd.peers.entry_requests import render
@@ -106,10 +106,7 @@ class PeerLink:
         progress.answered_by = f"peer {self.member}"
 
         def judge(answer: Answer) -> None:
-            head = answer.headers
-            etag, content_range = head.get("etag", ""), head.get("content-range")
-            got = RangeHead(answer.status, etag, content_range, answer.size_bytes, head, answer.first_bytes)
-            check_head(got, ref, span, request)
+            check_head(answer.status, answer.headers, answer.size_bytes, ref, span, request, answer.first_bytes)
 
         try:
             async with self._meter.within(lambda began_s: began_s + self._read_s(span.size_bytes)):

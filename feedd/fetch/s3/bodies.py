@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from feedd.errors import BadResponse, CacheUnavailable
 from feedd.fetch.s3.tls import TlsTransport
@@ -26,24 +26,6 @@ HEAD_BYTES_MAX: Final = 16 * 1024  # S3's heads are below 1 KiB
 _WORTH_IT_BYTES: Final = 256 << 10  # smaller bodies are cheaper on the loop than through another thread
 
 
-class Via(NamedTuple):
-    """The resources that a ``HandedBody`` uses.
-
-    Attributes:
-        transfer_thread: writes the file.
-        transport: receives the body.
-        loop: event loop of the transport.
-        spares: unused buffers.
-        surplus: room for unexpected bytes.
-    """
-
-    transfer_thread: TransferThread
-    transport: Any  # see MovedBody
-    loop: asyncio.AbstractEventLoop
-    spares: list[memoryview]
-    surplus: memoryview
-
-
 class HandedBody:
     """A body received into its own buffer; a thread writes it to the file, together with other small bodies.
 
@@ -51,29 +33,43 @@ class HandedBody:
     hangs. Measured with 100 KB and checksums (ext4, two busy cores, receiving included): 88 us of the event
     loop, 40 to 110 us in the thread. Writing on the loop takes 86 us.
 
-    ``ended(error)`` is called on the loop, as with ``MovedBody``.
+    Args:
+        sink: piece of the file for the body.
+        progress: follows the body.
+        ended: called on the loop with the error, as with ``MovedBody``.
+        transfer_thread: writes the file.
+        transport: receives the body.
+        loop: event loop of the transport.
+        spares: unused buffers.
+        surplus: room for unexpected bytes.
     """
 
     def __init__(
         self,
         sink: FileSink,
         progress: ReadProgress,
-        via: Via,
         ended: Callable[[Exception | None], object],
+        *,
+        transfer_thread: TransferThread,
+        transport: Any,  # noqa: ANN401 - see MovedBody
+        loop: asyncio.AbstractEventLoop,
+        spares: list[memoryview],
+        surplus: memoryview,
     ) -> None:
         self._sink = sink
         self._left_bytes = sink.size_bytes  # bytes not received yet
         self._progress = progress
-        self._via = via
+        self._transfer_thread, self._transport, self._loop = transfer_thread, transport, loop
+        self._spares, self._surplus = spares, surplus
         self._ended = ended
-        self._memory = via.spares.pop() if via.spares else memoryview(bytearray(BUFFER_BYTES))
+        self._memory = spares.pop() if spares else memoryview(bytearray(BUFFER_BYTES))
         self._buffered_bytes = 0
         self._write: Write | None = None
 
     def buffer(self) -> memoryview:
         """Return the buffer for the rest of the body; after its end, a small buffer that reveals surplus bytes."""
         if self._write is not None:
-            return self._via.surplus
+            return self._surplus
         return self._memory[self._buffered_bytes :][: self._left_bytes]
 
     def received(self, size_bytes: int) -> None:
@@ -94,13 +90,13 @@ class HandedBody:
         start = self._progress.filled_bytes
         part, data = self._sink.part(start, start + self._buffered_bytes), self._memory[: self._buffered_bytes]
         try:
-            write = Write(part, data, self._via.loop, self._over)
-            self._via.transfer_thread.write(write)
+            write = Write(part, data, self._loop, self._over)
+            self._transfer_thread.write(write)
         except OSError as error:
             raise unwritten(error) from error
         self._write = write
         if self._left_bytes:
-            self._via.transport.pause_reading()
+            self._transport.pause_reading()
 
     def take(self, data: memoryview) -> None:
         """Take the bytes received together with the head; raises what ``received`` raises."""
@@ -135,14 +131,14 @@ class HandedBody:
         self._progress.filled_bytes += self._buffered_bytes
         self._buffered_bytes = 0
         if self._left_bytes:
-            self._via.transport.resume_reading()
+            self._transport.resume_reading()
         else:
             self._ended(None)
 
     def _give_back(self) -> None:
         memory, self._memory = self._memory, _NOTHING
-        if memory.nbytes and len(self._via.spares) < _SPARES_MAX:
-            self._via.spares.append(memory)
+        if memory.nbytes and len(self._spares) < _SPARES_MAX:
+            self._spares.append(memory)
 
 
 def unwritten(error: Exception) -> CacheUnavailable:
@@ -391,8 +387,16 @@ class Files:
             if not self._transfer_threads.started(sink):
                 raise unwritten(error) from error
             transfer_thread = self._transfer_threads.for_file(sink)
-        via = Via(transfer_thread, transport, loop, self._spares, self._surplus)
-        handed = HandedBody(sink, progress, via, ended)
+        handed = HandedBody(
+            sink,
+            progress,
+            ended,
+            transfer_thread=transfer_thread,
+            transport=transport,
+            loop=loop,
+            spares=self._spares,
+            surplus=self._surplus,
+        )
         if first:
             handed.take(first)
         return handed

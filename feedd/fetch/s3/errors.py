@@ -647,27 +647,6 @@ def _cause(error: BaseException) -> str:
     return f"{type(inner or error).__name__}: {_line(inner or error)}"
 
 
-@dataclass(frozen=True, slots=True)
-class RangeHead:
-    """The checked fields of an answer's head.
-
-    Attributes:
-        status: HTTP status.
-        etag: the raw header; empty if missing.
-        content_range: the raw header.
-        size_bytes: Content-Length; None: the body ends in another way, and its receiver counts its bytes.
-        headers: all headers, which name the sender of a wrong answer.
-        first_bytes: beginning of the body, as far as known.
-    """
-
-    status: int
-    etag: str
-    content_range: str | None
-    size_bytes: int | None
-    headers: Mapping[str, str]
-    first_bytes: bytes | memoryview = b""
-
-
 def plain_etag(
     header: str, request: RequestContext, headers: Mapping[str, str], status: int = 200, first: bytes | memoryview = b""
 ) -> str:
@@ -697,8 +676,25 @@ def answered_by(headers: Mapping[str, str], address: str) -> str:
     return f"request id {headers.get('x-amz-request-id', 'unknown')}, address {address or 'unknown'}"
 
 
-def check_head(head: RangeHead, ref: ObjectRef, span: ByteRange, request: RequestContext) -> None:
+def check_head(
+    status: int,
+    headers: Mapping[str, str],
+    size_bytes: int | None,
+    ref: ObjectRef,
+    span: ByteRange,
+    request: RequestContext,
+    first: bytes | memoryview = b"",
+) -> None:
     """Refuse an answer that is not the requested range.
+
+    Args:
+        status: HTTP status.
+        headers: names in lower case.
+        size_bytes: Content-Length; None: the body ends in another way, and its receiver counts its bytes.
+        ref: the requested version.
+        span: the requested range.
+        request: the request, for errors.
+        first: beginning of the body, as far as known.
 
     Raises:
         ObjectChanged: the answer is of another version.
@@ -706,16 +702,17 @@ def check_head(head: RangeHead, ref: ObjectRef, span: ByteRange, request: Reques
     """
     whole = span.size_bytes == ref.size_bytes
     wanted = f"bytes {span.start}-{span.end - 1}/{ref.size_bytes}"
-    etag = plain_etag(head.etag, request, head.headers, head.status, head.first_bytes)
+    etag = plain_etag(headers.get("etag", ""), request, headers, status, first)
+    content_range = headers.get("content-range")
     problem = ""
-    if head.status == 206 and head.content_range != wanted:
-        problem = f"expected content-range {wanted!r}, got {head.content_range!r}"
-    elif head.status != 206 and not (head.status == 200 and whole):
-        problem = f"expected status 206 for a range, got {head.status}"
-    elif head.size_bytes is not None and head.size_bytes != span.size_bytes:
-        problem = f"expected {span.size_bytes} bytes, got an answer of {head.size_bytes}"
-    if problem and head.headers.get("content-encoding", "identity") != "identity":
-        problem += f" with Content-Encoding {head.headers['content-encoding'][:40]!r}: a gateway may compress answers"
+    if status == 206 and content_range != wanted:
+        problem = f"expected content-range {wanted!r}, got {content_range!r}"
+    elif status != 206 and not (status == 200 and whole):
+        problem = f"expected status 206 for a range, got {status}"
+    elif size_bytes is not None and size_bytes != span.size_bytes:
+        problem = f"expected {span.size_bytes} bytes, got an answer of {size_bytes}"
+    if problem and headers.get("content-encoding", "identity") != "identity":
+        problem += f" with Content-Encoding {headers['content-encoding'][:40]!r}: a gateway may compress answers"
     if etag != ref.etag:
         message = f"expected etag {ref.etag}, got {etag}"
         raise ObjectChanged(message, object=request.url, hint=CHANGED_HINT, stage="source")

@@ -36,7 +36,6 @@ from feedd.fetch.s3.connection import UnframedBody
 from feedd.fetch.s3.errors import (
     MOVED,
     ForeignAnswer,
-    RangeHead,
     RequestContext,
     Sender,
     answered_by,
@@ -482,9 +481,7 @@ class S3Store:
         def judge(answer: Answer) -> None:
             head = answer.headers
             progress.answered_by = answered_by(head, answer.address)
-            etag, content_range = head.get("etag", ""), head.get("content-range")
-            got = RangeHead(answer.status, etag, content_range, answer.size_bytes, head, answer.first_bytes)
-            check_head(got, ref, span, part.request)
+            check_head(answer.status, head, answer.size_bytes, ref, span, part.request, answer.first_bytes)
 
         # a resumed part starts later but ends at the same byte
         answer = await pool.request(request, part.sink, judge, progress=progress, subject=(ref.key, span.end))
@@ -509,17 +506,14 @@ class S3Store:
         with contextlib.suppress(ClientError, ForeignAnswer):
             # The SDK follows the redirect and remembers it.
             await client.head_object(Bucket=self._bucket, Key=key, **self._payer)
-        template = await self._caught(client)
+        template = await catch_template(client, self._bucket, self._payer)
         _log.debug("the bucket is in another region", bucket=self._bucket, origin=template.origin)
         return template
 
     async def _template(self, client: Any) -> Template:  # noqa: ANN401 - see open_client
         if self._templates is None or self._templates[0] is not client:
-            self._templates = (client, Once(lambda: self._caught(client)))
+            self._templates = (client, Once(lambda: catch_template(client, self._bucket, self._payer)))
         return await self._templates[1].get()
-
-    async def _caught(self, client: Any) -> Template:  # noqa: ANN401 - see open_client
-        return await catch_template(client, self._bucket, self._payer)
 
     async def _pool(self, template: Template) -> ConnectionPool:
         if template.scheme == "https":
@@ -547,14 +541,8 @@ class S3Store:
         try:
             headers = answer["ResponseMetadata"]["HTTPHeaders"]
             noted.answered_by = _sender(headers, raw)
-            head = RangeHead(
-                answer["ResponseMetadata"]["HTTPStatusCode"],
-                str(answer.get("ETag", "")),
-                answer.get("ContentRange"),
-                answer.get("ContentLength"),
-                headers,
-            )
-            check_head(head, ref, span, part.request)
+            status = answer["ResponseMetadata"]["HTTPStatusCode"]
+            check_head(status, headers, answer.get("ContentLength"), ref, span, part.request)
             await _receive(raw.content, part.sink, part.request, noted)
         except BaseException:
             raw.close()  # the rest of the body is unread, so this connection cannot serve another request

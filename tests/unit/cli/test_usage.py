@@ -53,6 +53,21 @@ def test_help_lists_the_commands(feedd: Feedd) -> None:
     assert "Exit codes" in outcome.out
 
 
+@pytest.mark.parametrize("command", ["version", "check", "check --help"])
+def test_an_output_without_room_is_one_line(command: str) -> None:
+    """A command whose results cannot be written fails, and says why in one line."""
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        done = subprocess.run(
+            [sys.executable, "-m", "feedd", *command.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    said = "feedd: error: standard output cannot be written: no space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_the_first_page_says_what_a_command_does(name: str) -> None:
     """The list of commands, which imports none of them, has the first sentence of each one's own help."""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from feedd.diagnosis.finding import PATH, VERDICTS
+from feedd.diagnosis.finding import PATH, VERDICTS, Diagnosis, Finding
 from feedd.diagnosis.node import Look
 from feedd.diagnosis.window import FetchWindow, Window
 from feedd.view.node_model import BAD_SAMPLES_MAX, GAP_S, POINTS_MAX, NodeModel, stages_of
+from feedd.view.node_view import NodeView, StageView
 from feedd.wire import feedd_pb2 as pb
 from tests.fakes.looks import BATCH_SIZE, answer, look, session
-
-if TYPE_CHECKING:
-    from feedd.view.node_view import NodeView
 
 
 def _after(model: NodeModel, *looks: Look) -> NodeView:
@@ -158,3 +156,27 @@ def test_no_daemon_and_no_job_are_a_view_too() -> None:
     assert (view.jobs, view.ranks, view.verdict) == ((), (), None)
     assert view.stages[1].level is None
     assert view.cache.limit_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("verdict", "stages", "limits"),
+    [
+        ("decode_cpu", (), True),
+        ("compute_bound", (StageView("GPU", limits=True),), True),
+        ("healthy", (StageView("GPU"),), False),
+    ],
+)
+def test_a_bottleneck_is_input_or_a_stage(verdict: str, stages: tuple[StageView, ...], limits: bool) -> None:
+    """The screen and the page mark a verdict that limits, whether trainers wait for input or not."""
+    found = Diagnosis(Finding(verdict, (), "Do this."), "", 1.0, None)
+    assert NodeView(verdict=found, stages=stages).limits == limits
+    assert NodeView(verdict=found).waiting == ""
+
+
+def test_a_view_says_why_it_has_no_verdict() -> None:
+    """It measures, no job is running, or none takes batches."""
+    jobs = NodeModel().add(look(1.0)).jobs
+    assert NodeView().waiting == "measuring"
+    assert NodeView(window_s=2.0).waiting == "no job is running"
+    assert NodeView(window_s=2.0, jobs=jobs).waiting == "no trainer takes batches"
+    assert not NodeView().limits

@@ -11,7 +11,7 @@ import pytest
 
 from feedd.view.web_page import DUMP_BYTES, WebPage, dump, picture_type
 from feedd.wire import feedd_pb2 as pb
-from tests.fakes.pages import JPEG, FakeNode, serving_page
+from tests.fakes.pages import JPEG, FakeNode, busy_look, serving_page
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -47,6 +47,19 @@ async def test_names_are_for_those_who_have_the_token() -> None:
         assert (mine["private"], mine["jobs"][0]["urls"]) == (True, ["s3://bucket/train/"])
         assert [one["key"] for one in mine["bad_samples"]] == ["key-1", "key-2"]
         assert mine["log"][0]["text"] == "disk of s3://bucket"
+
+
+async def test_a_verdict_names_its_job_to_those_who_have_the_token() -> None:
+    """Of two jobs, the verdict says which one it is about: by its name, or by its number."""
+    node = FakeNode(look_at=lambda at_s: busy_look(at_s, 4))
+    async with _page(node) as (client, url):
+        for _ in range(4):
+            mine = await _json(client, f"{url}{TOKEN}/view.json")
+            node.wait()
+        anybody = await _json(client, f"{url}view.json")
+    assert (mine["verdict"]["job"], mine["limits"], mine["waiting"]) == ("imagenet/train", True, "")
+    assert anybody["verdict"]["job"] in {"job 1", "job 2"}
+    assert "imagenet" not in json.dumps(anybody)
 
 
 async def test_only_new_points_are_sent() -> None:
