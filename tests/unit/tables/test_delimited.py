@@ -319,3 +319,8 @@ def test_too_many_columns_are_refused_before_rows_are_read(params: str, monkeypa
     with pytest.raises(BadShard, match="at most 100 columns, got 101") as caught:
         make(CSV_CONVERTER, f"{line},more\n{line},1\n".encode(), params)
     assert "one list per row" in caught.value.hint
+
+
+def test_an_empty_text_has_no_columns_and_no_rows() -> None:
+    """It is no error, also if the columns that a recipe names must exist."""
+    assert make(CSV_CONVERTER, b"", strict_params('[["a"]]')).index.sample_count == 0

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.errors import Internal
-from feedd.tables.columns import params_of, wanted_by
-from feedd.tables.ranges import coalesced, lacking
+from feedd.conversion import Conversion
+from feedd.errors import BadShard, Internal
+from feedd.shard_index import NO_LIMITS
+from feedd.tables import registry
+from feedd.tables.columns import ROWS_ONLY, TYPES, head_params, params_of, wanted_by
+from feedd.tables.files import MappedObject
+from feedd.tables.making import make_shard
+from feedd.tables.ranges import WholeObject, coalesced, lacking
+from feedd.tables.task import MakeTask
 from feedd.values import ByteRange
 from tests.fakes.making import HeldBytes
+
+if TYPE_CHECKING:
+    from feedd.protocols import PartialObject
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 500), st.integers(0, 60)).map(lambda one: ByteRange(one[0], one[0] + one[1])), max_size=8
@@ -65,3 +75,44 @@ def test_the_same_columns_are_the_same_parameters() -> None:
     assert wanted_by("") == ()
     with pytest.raises(Internal):
         wanted_by("{")
+
+
+def test_the_first_ranges_are_those_that_the_reader_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon fetches what the reader wants first, in one round, and loads no reader for that."""
+    params = ("", ROWS_ONLY, TYPES, head_params(""), '[["a"]]')
+    asked = [
+        (name, one, size) for name in registry._CONVERTERS for one in params for size in (1, 1 << 14, 3 << 20, 1 << 30)
+    ]
+    expected = [registry.get(name).wanted(MappedObject(-1, size), one) for name, one, size in asked]
+
+    def refuse(name: str, *_: str) -> None:
+        raise AssertionError(f"expected no import, got {name}")
+
+    monkeypatch.setattr(registry, "loaded", refuse)
+    monkeypatch.setattr(registry.importlib, "import_module", refuse)
+    for (name, one, size), ranges in zip(asked, expected, strict=True):
+        assert registry.first_ranges(Conversion(name, one), MappedObject(-1, size)) == ranges, (name, one, size)
+    packed = registry.first_ranges(Conversion("gunzip+parquet"), MappedObject(-1, 9))
+    assert packed == (ByteRange(0, 9),)
+
+
+class Far(WholeObject):
+    """A converter that asks for a byte behind the object."""
+
+    name = "far"
+
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
+        """Return a range that ends behind the object."""
+        del params
+        return (ByteRange(0, held.size_bytes + 1),)
+
+
+FAR = Far()
+
+
+def test_ranges_behind_the_object_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken object may tell positions that it does not have."""
+    monkeypatch.setitem(registry._CONVERTERS, "far", registry.ConversionSpec("far", __name__, "FAR"))
+    task = MakeTask(Conversion("far"), "s3://b/k", 4, (), -1, -1, 0, 1 << 20, 1 << 30)
+    with pytest.raises(BadShard, match="expected ranges within 4 bytes, got bytes 0 to 5"):
+        make_shard(task, NO_LIMITS)
