@@ -192,28 +192,30 @@ class DirectoryStorage:
         return [header.ref for header in headers]
 
     async def close(self, entries: Sequence[ObjectRef], deadline_s: float) -> bool:
-        """Flush the file system, write the journal and release the lock."""
+        """Write the journal, release the lock, and flush the file system.
+
+        The next owner does not wait for the flush: what this owner wrote is in the page cache, and the next owner lists
+        this run as flushed, too, when it flushes the file system at its own end.
+        """
         for timer in filter(None, (self._dropping, self._closing)):
             timer.cancel()
         self._files.clear()
         self._drop_spares()
         try:
-            return await self._flush(entries, deadline_s)
-        finally:
-            self._disk.post(self._journal.close)
-            self._disk.post(self._let_cleaners_in)
-            self._disk.post(self._lock.__exit__)
-            await self._disk.close(deadline_s)
-
-    async def _flush(self, entries: Sequence[ObjectRef], deadline_s: float) -> bool:
-        try:
             async with asyncio.timeout(deadline_s):
-                await self._disk.change(self._list, entries)
+                try:
+                    await self._disk.change(self._list, entries)
+                finally:
+                    for job in (self._journal.close, self._let_cleaners_in, self._lock.__exit__):
+                        self._disk.post(job)
                 await self._disk.change(self._ledger.flush, {run for _, run in self._runs.values()})
         except (CacheUnavailable, TimeoutError) as error:
             _log.warning("cache not flushed: a power cut would empty it", error=str(error) or "timed out")
             return False
-        return True
+        else:
+            return True
+        finally:
+            await self._disk.close(deadline_s)
 
     async def _opened(self, refs: Sequence[ObjectRef]) -> list[ShardFile | Finding]:
         if len(OpenFile.live) + len(refs) > self._files_max:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 PAGE_BYTES: Final = 4096
 FORMAT_VERSION: Final = 2
 FORMAT_FOLDER: Final = f"v{FORMAT_VERSION}"
-OLD_FOLDERS: Final = ("v1",)  # of earlier versions; nothing in them can be used
 
 _MAGIC = b"feeddshd"
 _FIXED = struct.Struct("<8sIIQQI16s16sHHH")

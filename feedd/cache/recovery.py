@@ -424,9 +424,6 @@ def _find(
                 broken_count += _removed(folder / name)
             else:
                 unindexed += _unindexed_file(folder / name)
-    for old in entry_layout.OLD_FOLDERS:
-        for folder, names in files.folders(directory / old):
-            broken_count += sum(_removed(folder / name) for name in filter(files.is_ours, names))
     unindexed.sort(key=lambda file: file.written_s)
     if len(present) == len(believed):
         return list(believed.values()), unindexed, broken_count

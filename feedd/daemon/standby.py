@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     """Opens the status page and returns its address; raises BadConfig if the port is taken."""
 
 _LOOK_S = 0.02
-_PORT_TRIES = 250
+_PORT_TRIES = 3500  # 70 s: a daemon whose disk is slow closes its page after the flush of its cache
 
 
 @asynccontextmanager

@@ -123,7 +123,7 @@ class PeerCache:
 
     @asynccontextmanager
     async def serving(self, cache: EntryCache, access: AccessRules) -> AsyncIterator[None]:
-        """Serve the entries of an open cache to peers during the body."""
+        """Serve the entries of an open cache to peers during the body; then the port is free for the next daemon."""
         async with PeerEntries(cache, access, self._traffic) as entries, LoopThread("feedd-peers") as thread:
             server = PeerServer(entries, thread, self._contexts.server, self._recorder, self._options.timeout_s / 4)
             self._links.meter.server_loop = await thread.run(_running_loop)
@@ -135,6 +135,7 @@ class PeerCache:
                 finally:
                     self._links.meter.server_loop = None
                     serving.cancel()
+            self._listener.close()  # before the cache is closed, whose next owner listens at the same port
 
     async def _follow(self, members: Members, links: PeerLinks) -> None:
         """Find the members again and again; never returns."""

@@ -37,7 +37,6 @@ from feedd.ordering.sorted_windows import SortedWindows
 from feedd.recipe.bad_sample_policy import BadSamples
 from feedd.sessions.column_types import typed
 from feedd.sessions.decoded_cache import DecodedRoom, with_predecoded
-from feedd.sessions.feed_session import Session, SessionParts, session_of
 from feedd.sessions.group_members import SharedCopies, SharedLeases
 from feedd.sessions.job_sharing import LEASES_MOST, SharedBatches, Sharing, slots_to_lease
 from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
@@ -45,6 +44,7 @@ from feedd.sessions.notice_log import NoticeLog
 from feedd.sessions.own_batches import BatchDecoder, Batches, OwnBatches
 from feedd.sessions.prefetch_driver import PrefetchDriver, ReaderGroups
 from feedd.sessions.rank_plan import planned, windows_of
+from feedd.sessions.session import Session, SessionParts, session_of
 from feedd.sessions.shared_batches import WINDOW_BATCHES
 from feedd.sessions.slot_counts import fixed_bytes, may_differ, run_and_slots, slots_for, within
 from feedd.units import format_size

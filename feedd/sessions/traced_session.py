@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from feedd.flow.trace_log import BatchTrace, distinct
-from feedd.sessions.feed_session import Session
+from feedd.sessions.session import Session
 from feedd.values import EpochEnd, Produced
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from feedd.errors import FeeddError
     from feedd.flow.trace_log import TraceLog
     from feedd.ordering.batch_plan import RunPlan
-    from feedd.sessions.feed_session import SessionParts
+    from feedd.sessions.session import SessionParts
     from feedd.values import Cursor, SlotRef
 
 

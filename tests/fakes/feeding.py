@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.range_sink import RangeSink
-    from feedd.sessions.feed_session import Session
     from feedd.sessions.job_sharing import SharedBatches
     from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
+    from feedd.sessions.session import Session
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef, Produced, ReadProgress, TensorSpec
 
 ROOT = "s3://memory"

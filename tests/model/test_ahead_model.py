@@ -20,9 +20,9 @@ from feedd.ordering.batch_plan import RunPlan
 from feedd.serve.served_session import ServedSession
 from feedd.serve.server_options import ServeOptions
 from feedd.serve.stream import StreamCall
-from feedd.sessions.feed_session import Session, SessionParts
 from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
 from feedd.sessions.own_batches import BatchDecoder, OwnBatches
+from feedd.sessions.session import Session, SessionParts
 from feedd.values import BatchReady, Cursor, EpochEnd, Region, SessionInfo, SlotRef
 from feedd.wire import feedd_pb2 as pb
 from tests.budget import budget

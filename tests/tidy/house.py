@@ -47,6 +47,7 @@ _PRODUCT = str(ROOT / "feedd") + "/"
 _WAY: Final = {"cache", "fetch", "flow", "tables"}
 _ASIDE: Final = {"DiskWatch", "S3Checksums", "ClosingSession"}  # watch the disk, ask for a checksum
 _WAIT_S: Final = 20.0
+_LOOKS: Final = 10
 _COUNTS: Final = "--counts"
 _SHARDS, _SAMPLES, _BATCH_SIZE = 4, 96, 32
 GOALS: Final = {
@@ -253,10 +254,11 @@ async def _range_way(folder: Path, url: str) -> list[str]:
             async with asyncio.timeout(_WAIT_S):
                 fetching: Any = pipeline.stages.sources.work_loop
                 loops = asyncio.get_running_loop(), fetching._to_work._loop
-                found, before = _waiting(loops), [""]
-                while "Connection" not in found or found != before:
-                    await asyncio.sleep(0.05)  # no other part is on its way any more once two looks see the same
-                    found, before = _waiting(loops), found
+                found, same_count = _waiting(loops), 0
+                while "Connection" not in found or same_count < _LOOKS:
+                    await asyncio.sleep(0.05)  # no other part is on its way any more once all looks see the same
+                    before, found = found, _waiting(loops)
+                    same_count = same_count + 1 if found == before else 0
         finally:
             acquired.cancel()
             await asyncio.wait([acquired])

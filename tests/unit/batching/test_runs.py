@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.sessions.feed_session import Session
+    from feedd.sessions.session import Session
     from feedd.workers.work import GatherTask
     from tests.fakes.feeding import GatedStore
 

@@ -86,7 +86,9 @@ async def test_one_request_is_served_from_both_tiers(rig: BypassRig, bad_disk: B
     old, *new = rig.shards(3)
     async with rig.open() as cache:
         await use(rig, cache, old)
+        assert cache.has_room(new[0])
         await break_disk(rig, cache, bad_disk)
+        assert not cache.has_room(new[0])  # peers are not served from memory
         bypassed = rig.recorder.total(CACHE_BYPASSED)
         await use(rig, cache, new[1], old, new[0], old)
         assert (old.url in held(disk_of(cache)), old.url in held(memory_of(cache))) == (True, False)
@@ -171,6 +173,19 @@ async def test_what_memory_cannot_hold_names_the_disk(rig: BypassRig, bad_disk: 
         await until(watch_of(cache).may_fill)
         with pytest.raises(CacheTooSmall):  # a disk that is well holds only so many objects
             await cache.acquire(rig.shards(200))
+
+
+async def test_damaged_entries_have_the_disk_probed(rig: BypassRig) -> None:
+    """Discarded entries alone are no sick disk, but with probes that fail they are, until probes succeed again."""
+    refs = rig.shards(rig.health.errors_max)
+    async with rig.open() as cache:
+        await use(rig, cache, *refs)
+        rig.probe_error = OSError(errno.EIO, "input/output error")
+        for ref in refs:
+            await cache.discard(ref)
+        await until(lambda: watch_of(cache).state is DiskState.UNSTABLE)
+        rig.probe_error = None
+        await until(lambda: watch_of(cache).state is DiskState.NORMAL)
 
 
 async def test_disk_entries_survive_a_restart_and_memory_does_not(rig: BypassRig, bad_disk: BadDisk) -> None:

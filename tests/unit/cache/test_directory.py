@@ -286,6 +286,38 @@ async def test_entries_of_another_boot_need_a_flush(rig: CacheRig, monkeypatch: 
         assert cache.stats.entry_count == 2  # flushed by the boot before last, still on the list
 
 
+async def test_the_next_owner_does_not_wait_for_a_flush(rig: CacheRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk delays the end of an owner, and not the start of the next one; both runs are listed as flushed."""
+    monkeypatch.setattr("feedd.cache.recovery.boot_id", lambda: b"a" * 16)
+    flushing, goes_on = threading.Event(), threading.Event()
+    real = boot.sync_file_system
+
+    def slow(fd: int) -> None:
+        flushing.set()
+        assert goes_on.wait(PATIENT_S)
+        real(fd)
+
+    refs = rig.shards(4)
+    first = rig.made(rig.options())
+    async with first:
+        with await first.acquire(refs[:2]):
+            pass
+        monkeypatch.setattr(boot, "sync_file_system", slow)
+        closing = asyncio.ensure_future(first.close())
+        await until(flushing.is_set)
+        monkeypatch.setattr(boot, "sync_file_system", real)
+        async with rig.made(rig.options()) as second:
+            assert second.stats.entry_count == 2
+            with await second.acquire(refs):
+                pass
+            assert not closing.done()
+            goes_on.set()
+            await closing
+    monkeypatch.setattr("feedd.cache.recovery.boot_id", lambda: b"b" * 16)
+    async with rig.open() as cache:
+        assert {entry.url for entry in cache.entries()} == {ref.url for ref in refs}
+
+
 def test_unreadable_list_of_flushed_runs_means_nothing_is_believed(tmp_path: Path) -> None:
     """A damaged list costs refetches, never wrong bytes."""
     (tmp_path / "flushed").write_bytes(b"\xffnot hex")

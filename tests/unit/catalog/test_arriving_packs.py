@@ -19,7 +19,7 @@ from tests.fakes.fetchers import until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from feedd.sessions.feed_session import Session
+    from feedd.sessions.session import Session
     from feedd.values import ObjectRef
     from tests.fakes.feeding import Feeding
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from feedd.catalog.index_store import Indexes
     from feedd.dataset.listing import DatasetView
-    from feedd.sessions.feed_session import Session
+    from feedd.sessions.session import Session
     from feedd.shard_index import ShardIndex
     from feedd.tables.cache import ConvertingCache
     from tests.fakes.feeding import Feeding

@@ -17,7 +17,7 @@ from tests.unit.sessions.test_mixed_sessions import asked, fill, source
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from feedd.sessions.feed_session import Session
+    from feedd.sessions.session import Session
 
 
 def _late(session: Session) -> Amount | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from feedd.sessions.feed_session import Session
+    from feedd.sessions.session import Session
     from tests.fakes.feeding import Feeding
 
 MANIFEST = f"{ROOT}/train.manifest"

@@ -14,7 +14,7 @@ from tests.fakes.feeding import ROOT, URL, Taken, batches, feeding, take
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from feedd.sessions.feed_session import Session
+    from feedd.sessions.session import Session
     from tests.fakes.feeding import Feeding
 
 COUNT = 20

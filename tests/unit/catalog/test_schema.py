@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.range_sink import RangeSink
-    from feedd.sessions.feed_session import Session
+    from feedd.sessions.session import Session
     from feedd.shard_index import ShardIndex
     from feedd.tables.task import ConvertedShard, MakeTask, MissingRanges
     from feedd.values import ByteRange, ObjectRef, ReadProgress, ShardFile

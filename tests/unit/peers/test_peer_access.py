@@ -6,25 +6,32 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from feedd.access import AccessRules
+from feedd.catalog.sources import Sources
+from feedd.clock import SystemClock
 from feedd.conversion import Conversion
 from feedd.errors import BadConfig
+from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.flow.doors import PortLimits
 from feedd.metrics import PEER_FETCHES, PEER_SENT_BYTES
 from feedd.peers.entry_requests import render
+from feedd.peers.peer_cache import PeerCache
 from feedd.peers.peer_fetcher import may_travel
-from feedd.peers.peer_options import PeerTls
+from feedd.peers.peer_options import PeerOptions, PeerTls
 from feedd.values import ByteRange, ObjectRef
+from tests.fakes.caches import memory_cache
 from tests.fakes.cluster import COUNT, a_node, content, free_address, gets, held_by, refs_of
+from tests.fakes.tally import TallyRecorder
 from tests.unit.serve.certs import Authority
 
 if TYPE_CHECKING:
-    from contextlib import AsyncExitStack
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.fakes.s3.server import S3Server
@@ -43,6 +50,31 @@ async def test_only_what_a_peer_may_read(stack: AsyncExitStack, server: S3Server
     assert await node.read(theirs[0]) == content(refs.index(theirs[0]))
     assert holder.recorder.total(PEER_SENT_BYTES) == 0
     assert node.recorder.total(PEER_FETCHES, outcome="refused") == 1
+
+
+@asynccontextmanager
+async def _peers_at(server: S3Server, address: str) -> AsyncIterator[PeerCache]:
+    """Listen for peers at an address."""
+    recorder, clock = TallyRecorder(), SystemClock()
+    access = SourceOptions(s3={"*": S3Options(endpoint_url=server.url, anonymous=True)})
+    async with (
+        Sources(access, recorder, clock) as sources,
+        PeerCache(PeerOptions(address, (address, free_address())), sources, recorder, clock) as peers,
+    ):
+        yield peers
+
+
+async def test_the_port_is_free_before_the_cache_is(server: S3Server, tmp_path: Path) -> None:
+    """A daemon that stands by begins when the cache is free, and then listens at the port of the former one."""
+    own = free_address()
+    async with AsyncExitStack() as former:
+        peers = await former.enter_async_context(_peers_at(server, own))
+        cache = await former.enter_async_context(memory_cache(1 << 20, peers.fetcher, TallyRecorder(), SystemClock()))
+        async with peers.serving(cache, AccessRules()):
+            with pytest.raises(BadConfig, match=own):
+                await former.enter_async_context(_peers_at(server, own))
+        async with _peers_at(server, own):
+            pass
 
 
 def _files(authority: Authority, name: str) -> PeerTls:

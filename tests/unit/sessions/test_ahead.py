@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from feedd.batching.assembler import Assembler
     from feedd.ordering.batch_plan import RunRows
-    from feedd.sessions.feed_session import Session
+    from feedd.sessions.session import Session
     from feedd.values import BatchReady
 
 SAMPLES = 48  # in batches of 4

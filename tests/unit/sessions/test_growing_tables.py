@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.range_sink import RangeSink
-    from feedd.sessions.feed_session import Session
+    from feedd.sessions.session import Session
     from feedd.values import ObjectRef, ReadProgress
 
 GROUP_ROWS, GROUPS, BATCH = 5500, 8, 1000

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from feedd.fetch.memory_store import MemoryStore
     from feedd.range_sink import RangeSink
-    from feedd.sessions.feed_session import Session
+    from feedd.sessions.session import Session
     from feedd.values import ByteRange, ObjectRef, ReadProgress
 
 WINDOW = 65

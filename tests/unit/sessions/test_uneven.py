@@ -14,7 +14,7 @@ from tests.fakes.feeding import URL, Feeding, batches, feeding, rank
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from feedd.sessions.feed_session import Session
+    from feedd.sessions.session import Session
 
 
 async def _counted(rig: Feeding, *counts: int) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from feedd.sessions.feed_session import Session
+    from feedd.sessions.session import Session
     from feedd.workers.work import DecodeResult, DecodeTask
     from tests.fakes.feeding import Feeding
 
