@@ -15,7 +15,7 @@ from feedd.cache.storage import Draft, Finding, Names, Opened
 from feedd.errors import CacheUnavailable, Unsupported
 from feedd.flow.memory import available_bytes
 from feedd.flow.sink_file import OpenFile, SinkFile, memory_file
-from feedd.units import MIB, format_size
+from feedd.units import MIB
 from feedd.values import ShardFile
 
 if TYPE_CHECKING:
@@ -53,21 +53,13 @@ class MemoryStorage:
         self._files: dict[ObjectRef, OpenFile] = {}  # changed on the loop; closed in the thread
 
     async def open(self, failed: Callable[[BaseException], None]) -> Opened:
-        """Start empty; the limit is lowered to the memory that is available.
+        """Start empty; the limit is lowered to the memory that is available, but not below a step.
 
-        Raises:
-            CacheUnavailable: there is not enough memory.
+        Memory may be short now and there when the disk fails, so a lack of it is an error only when memory is taken.
         """
         left = self._available()
-        limit_bytes = self._size_bytes if left is None else min(self._size_bytes, left - _RESERVE_BYTES)
-        if limit_bytes < 2 * entry_layout.PAGE_BYTES:
-            raise CacheUnavailable(
-                f"a cache of {format_size(self._size_bytes)} and a reserve of {format_size(_RESERVE_BYTES)} need more "
-                f"memory than the {format_size(left or 0)} available",
-                object=_NAMES.where,
-                hint=_NAMES.free_hint,
-                stage="cache",
-            )
+        room_bytes = self._size_bytes if left is None else max(left - _RESERVE_BYTES, _STEP_BYTES)
+        limit_bytes = min(self._size_bytes, room_bytes)
         self._disk = DiskThread(failed, look_threads=1)
         return Opened(CacheIndex(limit_bytes))
 
