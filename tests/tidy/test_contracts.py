@@ -138,7 +138,7 @@ def _metric_names() -> dict[str, str]:
 @functools.cache
 def _constants_used() -> set[str]:
     """All names in the code of the rooms that record; what they only import is none."""
-    readers = {"feedd/metrics.py", "feedd/observe/page.py", "feedd/observe/status.py", "feedd/daemon/life.py"}
+    readers = {"feedd/metrics.py", "feedd/observe/status.py", "feedd/daemon/life.py"}
     rooms = [s for s in sources() if s.path.parts[0] == "feedd" and str(s.path) not in readers]
     nodes = [node for source in rooms for node in source.nodes]
     return {node.id for node in nodes if isinstance(node, ast.Name)} | {
