@@ -31,8 +31,8 @@ _FUTURE_WRITE: Final = 0x10  # F_SEAL_FUTURE_WRITE: later opens can only read
 _NAMES: Final = Names(
     where="memory",
     space="memory",
-    free_hint="lower the cache's memory size, or give the control group more",
-    grow_hint="raise the cache's memory size",
+    free_hint="lower cache.bypass, or give the control group more",
+    grow_hint="raise cache.bypass",
 )
 
 

@@ -52,6 +52,7 @@ _EXAMPLES = {
 REMOVED = {
     "cache.memory": "this option was removed: to keep shards in memory, set cache.dir to a folder on tmpfs, such as "
     "/dev/shm/feedd, and cache.size to the memory that they may take",
+    "fetch.transport": "this option was removed: feedd has one reader of S3, so leave the option out",
 }
 """Options of earlier versions, and what to write instead."""
 

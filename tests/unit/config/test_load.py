@@ -260,12 +260,17 @@ def test_more_memory_than_there_is_is_refused() -> None:
 
 
 @pytest.mark.parametrize("place", ["flag", "environment", "file"])
-def test_a_removed_option_says_what_to_write_instead(tmp_path: Path, place: str) -> None:
-    """The error about ``cache.memory`` names the directory on tmpfs that replaces it, wherever the option is set."""
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("cache.memory", r"set cache\.dir to a folder on tmpfs"), ("fetch.transport", "leave the option out")],
+)
+def test_a_removed_option_says_what_to_write_instead(tmp_path: Path, name: str, instead: str, place: str) -> None:
+    """The error about a removed option tells what to do instead, wherever the option is set."""
     path = tmp_path / "feedd.toml"
-    path.write_text('[cache]\nmemory = "1GiB"\n' if place == "file" else "")
-    flags = {"cache.memory": ("1GiB", "flag --set")} if place == "flag" else {}
-    env = {"FEEDD_CACHE__MEMORY": "1GiB"} if place == "environment" else {}
-    with pytest.raises(ConfigProblems, match=r"set cache\.dir to a folder on tmpfs") as caught:
+    section, key = name.split(".")
+    path.write_text(f'[{section}]\n{key} = "auto"\n' if place == "file" else "")
+    flags = {name: ("auto", "flag --set")} if place == "flag" else {}
+    env = {f"FEEDD_{section}__{key}".upper(): "auto"} if place == "environment" else {}
+    with pytest.raises(ConfigProblems, match=instead) as caught:
         load(flags, env, path)
     assert len(caught.value.problems) == 1
