@@ -134,11 +134,6 @@ class ShardFile:
     owned: object = field(default=None, compare=False, repr=False)
     is_opened_late: bool = False
 
-    @property
-    def is_anonymous(self) -> bool:
-        """Whether the file has no name in a directory; ``path`` is then one of ``/proc``."""
-        return self.path.startswith("/proc/")
-
 
 class FieldKind(enum.Enum):
     """Layout of a batch field (feedd.proto TensorSpec.Kind has the same names)."""

@@ -212,8 +212,8 @@ class Assembler:
         """Return the rows of each recipe, with the spans of their fields."""
         distinct = self._recipes.distinct
         if len(distinct) == 1:
-            gathered = gather(indexes, rows.shard_no, rows.ordinal, distinct[0])
-            return [Part(distinct[0], None, rows.shard_no, gathered)]
+            spans = gather(indexes, rows.shard_no, rows.ordinal, distinct[0])
+            return [Part(distinct[0], None, rows.shard_no, spans)]
         return [
             Part(recipe, at, rows.shard_no[at], gather(indexes, rows.shard_no[at], rows.ordinal[at], recipe))
             for recipe, at in self._recipes.rows(rows.shards, rows.shard_no)
@@ -237,7 +237,7 @@ class Assembler:
         return shapes
 
     async def _measured(self, files: Sequence[ShardFile], part: Part, number: int) -> NDArray[np.int64]:
-        recipe, span = part.recipe[number], part.gathered.spans[number]
+        recipe, span = part.recipe[number], part.spans[number]
         if not needs_measure(recipe):
             return span.size // np.dtype(self._kinds[number].dtype).itemsize  # stays -1 if the field is missing
         work = FieldWork(recipe, part.shard_no, span.start, span.size, span.start)
@@ -330,7 +330,7 @@ class Assembler:
                 else part.of(work.shapes[spec.name].reshape(len(work.rows.ordinal), max(1, spec.ndim))),
                 work.dims.get(spec.name, ()),
             )
-            for recipe, spec, span in zip(part.recipe, self._kinds, part.gathered.spans, strict=True)
+            for recipe, spec, span in zip(part.recipe, self._kinds, part.spans, strict=True)
         )
         return fields, part.of(work.rows.seeds)
 

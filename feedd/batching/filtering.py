@@ -105,7 +105,7 @@ class Filters:
         missing = np.ones(len(rows.ordinal), np.bool_)
         for stored in _ways_of_storing(indexes, sources):
             recipe = FieldRecipe(one.field, sources, "bytes", encoding=stored)
-            (span,) = gather(indexes, rows.shard_no, rows.ordinal, [recipe]).spans
+            (span,) = gather(indexes, rows.shard_no, rows.ordinal, [recipe])
             missing &= span.size < 0
             stored_readers = one.readers_of(readers, sources, stored)
             if not any(reader.codec in INSIDE for reader in stored_readers):

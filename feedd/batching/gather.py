@@ -32,25 +32,12 @@ class Spans:
     size: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """Spans of all fields of a batch.
-
-    Attributes:
-        spans: one entry per recipe, in the order of the recipes.
-        missing_rows: int64, rows that lack at least one field, ascending.
-    """
-
-    spans: tuple[Spans, ...]
-    missing_rows: NDArray[np.int64]
-
-
 def gather(
     indexes: Sequence[ShardIndex],
     shard_no: NDArray[np.int32],
     ordinal: NDArray[np.int64],
     recipes: Sequence[FieldRecipe],
-) -> Gathered:
+) -> tuple[Spans, ...]:
     """Look up the fields of rows ``(indexes[shard_no[i]], ordinal[i])``.
 
     A recipe's sources are tried in order for each sample; the first source that the sample has is used.
@@ -60,6 +47,9 @@ def gather(
         shard_no: int32[rows], position in ``indexes``.
         ordinal: int64[rows], sample within the shard.
         recipes: the fields to look up.
+
+    Returns:
+        one entry per recipe, in the order of the recipes.
     """
     rows = len(shard_no)
     spans = tuple(Spans(np.zeros(rows, np.int64), np.full(rows, -1, np.int64)) for _ in recipes)
@@ -67,10 +57,7 @@ def gather(
         here = np.flatnonzero(shard_no == number)
         for recipe, span in zip(recipes, spans, strict=True):
             _look_up(index, here, ordinal[here], recipe, span)
-    missing = np.zeros(rows, np.bool_)
-    for span in spans:
-        missing |= span.size < 0
-    return Gathered(spans, np.flatnonzero(missing))
+    return spans
 
 
 def columns_of(indexes: Sequence[ShardIndex], recipes: Sequence[FieldRecipe]) -> tuple[Column, ...] | None:

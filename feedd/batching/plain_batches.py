@@ -149,7 +149,7 @@ class PlainRuns:
     ) -> Sequence[BadRow]:
         """Decode some rows one by one to their places; return bad rows."""
         shard_no = run.shard_no[rows]
-        gathered = gather(indexes, shard_no, run.ordinal[rows], self._recipe)
+        spans = gather(indexes, shard_no, run.ordinal[rows], self._recipe)
         fields = tuple(
             FieldWork(
                 field,
@@ -158,7 +158,7 @@ class PlainRuns:
                 span.size,
                 (starts[:, np.newaxis] + layout.fields[number].out_at).reshape(-1)[rows],
             )
-            for number, (field, span) in enumerate(zip(self._recipe, gathered.spans, strict=True))
+            for number, (field, span) in enumerate(zip(self._recipe, spans, strict=True))
         )
         seeds = np.zeros(len(rows), np.uint64)  # copies of numbers use no random draws
         result: DecodeResult = await self._stages.pool.decode(DecodeTask(files, self._arena_id, 0, fields, seeds))

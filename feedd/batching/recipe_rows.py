@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.batching.batch_recipes import Recipe
-    from feedd.batching.gather import Gathered
+    from feedd.batching.gather import Spans
     from feedd.batching.precomputed_values import PrecomputedValues
     from feedd.batching.slot_layout import Layout
     from feedd.recipe.padding import Pad
@@ -31,13 +31,14 @@ class Part:
 
     Attributes:
         at: int[n], their numbers in the batch; None: all rows, in order.
+        spans: where the field of each recipe lies.
         keeps_values: by index of a field, the values that measuring produced.
     """
 
     recipe: Recipe
     at: NDArray[np.intp] | None
     shard_no: NDArray[np.int32]
-    gathered: Gathered
+    spans: tuple[Spans, ...]
     keeps_values: dict[int, PrecomputedValues] = field(default_factory=dict)
 
     def of(self, column: NDArray[_Scalar]) -> NDArray[_Scalar]:
@@ -49,7 +50,7 @@ class Part:
         if bad:
             here = np.arange(len(self.shard_no)) if self.at is None else self.at
             known = np.isin(here, list(bad))
-            for span in self.gathered.spans:
+            for span in self.spans:
                 span.size[known] = -1
 
 
@@ -102,7 +103,7 @@ def shares(part: Part, fields: Sequence[FieldWork], seeds: NDArray[np.uint64], *
                 found.append(_worker_rows(part, (one,), seeds, broken))
     ready = rows.copy()
     for number, keeps_values in part.keeps_values.items():
-        ready &= keeps_values.ready(_length_max(fields[number])) & (part.gathered.spans[number].size >= 0)
+        ready &= keeps_values.ready(_length_max(fields[number])) & (part.spans[number].size >= 0)
     left = tuple(one for number, one in enumerate(fields) if number not in part.keeps_values)
     rest = rows & ~ready if part.keeps_values else rows
     if rest.any():

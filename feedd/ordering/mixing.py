@@ -93,7 +93,7 @@ class Mixture:
     """The sources of a stream's samples. Synchronous, no I/O; caches only values it can compute again.
 
     Positions in a source continue from one mixed epoch to the next, 0, 1, 2, ... without a gap. A source that runs out
-    begins its own next epoch (``own_epochs``).
+    begins its own next epoch.
 
     The drawn modes draw without replacement, not independently. The even order is cut into blocks of 65,536 samples or
     batches (the last block of an epoch may be shorter). Each block is shuffled with a key of (seed, epoch, block). Each
@@ -195,18 +195,6 @@ class Mixture:
             source, position = np.repeat(source, self._unit), np.repeat(position, self._unit) + within
         span = slice(first_sample - low * self._unit, last - low * self._unit)
         return source[span], position[span]
-
-    def own_epochs(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (the source's own epoch, sample in it), int64 each, for the result of ``rows``.
-
-        Raises:
-            BadRequest: the sizes of the sources are not known.
-        """
-        if self._options.source_samples is None:
-            raise _bad("sizes of sources", None)
-        held = np.maximum(np.array(self._options.source_samples, dtype=np.int64), 1)  # an empty source gives nothing
-        epoch, sample = np.divmod(rows[1], held[rows[0]])
-        return epoch, sample
 
     def spread_samples(self, share: float) -> float:
         """Return how many samples later than in the even order a sample of a source with that share may come.

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _GROUP_BYTES: Final = 16 << 20
 _STRINGS: Final = TEXTS | JSONS | {KEY}
-_COLUMN_BYTES_MAX: Final = (1 << 31) - 1  # of Arrow's offsets of 32 bits
 
 
 class ParquetWriter:

@@ -30,9 +30,6 @@ _GAP_MAX = np.iinfo(np.int32).max  # a larger one is not taken out
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE
 
 
-Strides = tuple[tuple[int, int, int] | None, ...]
-
-
 def packed(index: ShardIndex) -> ShardIndex:
     """Return an index in the form in which the daemon keeps it, with its strides."""
     if isinstance(index, RegularIndex):

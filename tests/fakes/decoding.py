@@ -60,9 +60,9 @@ class Rig:
         ordinal = np.array([ordinal for ordinal, _ in pairs], np.int64)
         recipes = [parse_field(name, text) for name, text in fields.items()]
         resolved = await self.pool.resolve(self.files[0], self.indexes[0], recipes)
-        gathered = gather(self.indexes, shard_no, ordinal, resolved)
+        spans = gather(self.indexes, shard_no, ordinal, resolved)
         shapes = {}
-        for recipe, span in zip(resolved, gathered.spans, strict=True):
+        for recipe, span in zip(resolved, spans, strict=True):
             if needs_measure(recipe):
                 work = FieldWork(recipe, shard_no, span.start, span.size, span.start)
                 shapes[recipe.name] = await self.pool.measure(self.files, work)
@@ -72,7 +72,7 @@ class Rig:
         assert SLOT_AT + layout.size_bytes <= self.size_bytes
         fields_work = tuple(
             FieldWork(recipe, shard_no, span.start, span.size, place.out_at, place.shapes)
-            for recipe, span, place in zip(resolved, gathered.spans, layout.fields, strict=True)
+            for recipe, span, place in zip(resolved, spans, layout.fields, strict=True)
         )
         seeds = ordinal.astype(np.uint64) * np.uint64(7919)
         return DecodeTask(self.files, ARENA_ID, SLOT_AT, fields_work, seeds), layout

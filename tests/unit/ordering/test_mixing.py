@@ -205,16 +205,11 @@ def test_epoch_ends_with_the_first_source(parts: list[int], held: list[int], mod
 
 
 def test_a_source_that_runs_out_begins_again() -> None:
-    """Positions go on over the source's end: its own epochs follow one another, each sample of each once."""
+    """Positions go on over the source's end without a gap."""
     mixture = Mixture((1, 1), MixOptions(0, source_samples=(4, 10), samples_per_epoch=16))
     rows = mixture.rows(1, 0, 16)
     assert rows[1][rows[0] == 0].tolist() == list(range(8, 16))
-    epoch, sample = mixture.own_epochs(rows)
-    assert list(zip(epoch[rows[0] == 0].tolist(), sample[rows[0] == 0].tolist(), strict=True)) == [
-        *((2, at) for at in range(4)),
-        *((3, at) for at in range(4)),
-    ]
-    assert sample[rows[0] == 1].tolist() == [8, 9, 0, 1, 2, 3, 4, 5]
+    assert rows[1][rows[0] == 1].tolist() == list(range(8, 16))
 
 
 def test_weights_hold_until_others_do() -> None:
@@ -303,15 +298,13 @@ def test_what_cannot_be_mixed_is_refused(weights: Weights, options: MixOptions, 
 
 
 def test_what_cannot_be_asked_is_refused() -> None:
-    """Epochs after one without end, other numbers of sources, sizes not known, and spans of no sense are refused."""
+    """Epochs after one without end, other numbers of sources, and spans of no sense are refused."""
     endless = Mixture((1, 1), MixOptions(0))
     assert endless.epoch_samples(0) is None
     with pytest.raises(BadRequest, match="an end of mixed epochs"):
         endless.rows(1, 0, 1)
     with pytest.raises(BadRequest, match="epoch of at least 0"):
         endless.rows(-1, 0, 1)
-    with pytest.raises(BadRequest, match="sizes of sources"):
-        endless.own_epochs(endless.rows(0, 0, 1))
     for first, count in ((-1, 1), (0, -1), (0, mixing.MAX_ROWS + 1)):
         with pytest.raises(BadRequest, match="samples from sample 0"):
             endless.rows(0, first, count)
