@@ -178,7 +178,7 @@ class PinnedShards(Protocol):
 
 
 class ShardCache(Protocol):
-    """Whole shards on local disk: reserve, fill, commit; pinned in use; evicted by next use, then least recent."""
+    """Whole shards: reserve, fill, commit; pinned in use; evicted by next use, then least recent."""
 
     async def acquire(self, refs: Sequence[ObjectRef]) -> PinnedShards:
         """Return pins on all of ``refs``, fetching missing ones; callers share one fetch per object.

@@ -1,1 +1,1 @@
-"""Whole shards on local disk."""
+"""Whole shards: on local disk, and in memory while the disk cannot be used."""

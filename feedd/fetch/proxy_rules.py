@@ -10,14 +10,11 @@ import contextlib
 import ipaddress
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from feedd.errors import BadConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -92,8 +89,7 @@ def bypasses_proxies(url: str) -> bool:
     return False
 
 
-def proxy_variable(url: str, environment: Mapping[str, str] | None = None) -> str:
+def proxy_variable(url: str) -> str:
     """Return the name of the variable that sets the proxy for ``url``, as urllib reads them; empty: there is none."""
-    found = os.environ if environment is None else environment
     lower = f"{urlsplit(url).scheme}_proxy"
-    return next((name for name in (lower, lower.upper()) if found.get(name)), "")
+    return next((name for name in (lower, lower.upper()) if os.environ.get(name)), "")

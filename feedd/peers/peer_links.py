@@ -73,7 +73,6 @@ class PeerLinks:
         recorder: Recorder,
         clock: Clock,
     ) -> None:
-        self._options = options
         self._buckets = buckets
         self._ranges = ranges
         self._tls = tls
