@@ -334,6 +334,8 @@ async def _run(*argv: str, **_: object) -> _Ended:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_KILLED_S):
                 await process.wait()
+        process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - else pipes that are not read to their end stay open
+        await asyncio.sleep(0)  # the loop closes the pipes' descriptors in its next step
     if max(len(out), len(said)) > OUTPUT_BYTES_MAX:
         raise SourceFault(f"{name} printed more than {OUTPUT_BYTES_MAX} bytes")
     code = process.returncode if process.returncode is not None else -1
