@@ -77,7 +77,6 @@ class Node:
         status: where it serves the status page.
         listen: where it listens besides its socket.
         limit_files: its limit of open files; 0: as here.
-        forbidden: whether ``public`` is left out of the URLs that clients may read.
     """
 
     home: Path

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class Above:
-    """Takes what was decrypted, and notes how it came.
-
-    Attributes:
-        tunnel: paused at the first piece, where there is one.
-    """
+    """Takes what was decrypted, and notes how it came."""
 
     def __init__(self, memory_bytes: int) -> None:
         self.tls_transport: TlsTransport | None = None
