@@ -12,13 +12,13 @@ from feedd.errors import NotFound
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.hedge import HedgePolicy, Hedger, HedgeStore
 from feedd.fetch.local_store import LocalStore
-from feedd.fetch.memory_store import MemoryStore
 from feedd.fetch.requests import RequestStore
 from feedd.fetch.retry import RetryLimits, RetryPolicy, RetryStore
 from feedd.fetch.s3.store import S3Store
 from feedd.values import ObjectRef
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, collect, read
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.s3.checksums import Kept
 from tests.fakes.s3.sdk_bodies import sdk_bodies_store
 from tests.fakes.s3.server import S3Server

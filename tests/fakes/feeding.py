@@ -22,7 +22,6 @@ from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions, Stages
 from feedd.clock import SystemClock
 from feedd.fetch.fetch_options import SourceOptions
-from feedd.fetch.memory_store import MemoryStore
 from feedd.sessions.group_members import GroupMember
 from feedd.sessions.opening import Pipeline
 from feedd.sessions.own_batches import OwnBatches
@@ -33,6 +32,7 @@ from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Topology
 from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions
 from tests.fakes.fetchers import until
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.specs import open_spec
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.tars import tar_bytes

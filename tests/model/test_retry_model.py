@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from feedd import errors
 from feedd.errors import FeeddError, NotFound, StoreUnavailable, Throttled
-from feedd.fetch.memory_store import MemoryStore
 from feedd.fetch.retry import QuotaPolicy, RetryLimits, RetryPolicy, RetryQuota, RetryStore
 from feedd.observe.recorder import NullRecorder
 from tests.budget import budget
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.timeless import TimelessClock
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 
 from feedd.access import Access
 from feedd.errors import BadRecipe, BadRequest, BadSample, NotFound, ObjectChanged, PermissionDenied
-from feedd.fetch.memory_store import MemoryStore
 from feedd.values import Cursor, ObjectRef
 from tests.fakes.feeding import ROOT, Taken, batches, feeding, take
+from tests.fakes.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

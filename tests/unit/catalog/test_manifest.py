@@ -10,8 +10,8 @@ import pytest
 from feedd.catalog.manifest import head_all, names_in
 from feedd.catalog.urls import parse_url
 from feedd.errors import BadRequest, NotFound
-from feedd.fetch.memory_store import MemoryStore
 from feedd.values import ObjectRef
+from tests.fakes.memory_store import MemoryStore
 
 
 def test_names_are_appended_verbatim() -> None:

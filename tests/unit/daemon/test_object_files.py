@@ -14,12 +14,12 @@ from feedd.access import AccessRules
 from feedd.daemon import object_files
 from feedd.daemon.object_files import WHOLE_BYTES_MAX, ReadObjects, _listed
 from feedd.errors import BadRequest, ObjectChanged, PermissionDenied
-from feedd.fetch.memory_store import MemoryStore
 from feedd.owner import Owner
 from feedd.units import MIB
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.feeding import ROOT, Feeding, feeding
 from tests.fakes.fetchers import until
+from tests.fakes.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from feedd.errors import BadResponse, FeeddError, ObjectChanged, StoreUnavailable, Throttled
 from feedd.fetch.hedge import HedgePolicy, Hedger, HedgeStore
-from feedd.fetch.memory_store import MemoryStore
 from feedd.metrics import SOURCE_HEDGED_BYTES, SOURCE_HEDGES
 from feedd.values import ByteRange, ReadProgress
 from tests.budget import budget
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.sinks import into, write_to
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.virtual_time import run_virtually

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import BadResponse, NotFound, PermissionDenied, StoreUnavailable
-from feedd.fetch.memory_store import MemoryStore
 from feedd.fetch.ranged import FetchLimits, RangeFetcher
 from feedd.flow.budget import ByteBudget
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.values import ObjectChecksum
 from tests.budget import PATIENT_S
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
 

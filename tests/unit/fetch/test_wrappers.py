@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import NotFound, StoreUnavailable, Throttled
-from feedd.fetch.memory_store import MemoryStore
 from feedd.fetch.once import Once
 from feedd.fetch.requests import RequestStore
 from feedd.fetch.retry import RetryLimits, RetryPolicy, RetryStore
@@ -21,6 +20,7 @@ from feedd.metrics import (
     SOURCE_SECONDS,
 )
 from feedd.values import ByteRange
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock

@@ -11,12 +11,12 @@ import pytest
 from feedd import metrics
 from feedd.catalog.stages import PipelineOptions
 from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound, ObjectChanged, StoreUnavailable
-from feedd.fetch.memory_store import MemoryStore
 from feedd.values import Topology
 from tests.budget import PATIENT_S
 from tests.fakes.feeding import ROOT, batches, feeding
 from tests.fakes.fetchers import until
 from tests.fakes.files import npy
+from tests.fakes.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

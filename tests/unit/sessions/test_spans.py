@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from feedd.fetch.memory_store import MemoryStore
     from feedd.range_sink import RangeSink
     from feedd.sessions.session import Session
     from feedd.values import ByteRange, ObjectRef, ReadProgress
+    from tests.fakes.memory_store import MemoryStore
 
 WINDOW = 65
 SPAN = 4 * KIB

@@ -1,4 +1,4 @@
-"""Objects in memory: the reference semantics of a store, for tests and dry runs."""
+"""Objects in memory: the reference semantics of a store."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MemoryStore:
         """Return the current version; see ``ObjectStore.head``."""
         return self._ref(key)
 
-    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:  # noqa: ARG002 - the seam's
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
         """Return None, because no checksum is stored."""
         return None
 
