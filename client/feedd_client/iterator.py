@@ -1,4 +1,20 @@
-"""One pass over a dataset: when slots are returned, when ranks stop, and which batches count as taken."""
+"""One pass over a dataset: when slots are returned, when ranks stop, and which batches count as taken.
+
+``Feeder`` below has the connection: it takes batches in order, and opens again if the daemon is lost.
+
+Rules, each with the test that holds it:
+
+- A slot returns once no part of its batch is held: ``test_a_slot_goes_back_once_nobody_holds_its_batch``.
+- A trainer that holds all slots gets copies: ``test_a_list_of_batches_is_the_epoch``. Their bytes have a limit:
+  ``test_too_many_copies_are_an_error``.
+- A position counts only batches that the trainer took: ``test_resume_is_exact_at_every_step``,
+  ``test_resume_of_single_samples_is_exact_inside_a_batch``.
+- A lost stream costs no sample and repeats none: ``test_a_lost_stream_is_resumed_at_every_step``.
+- A pass that was left begins its epoch again: ``test_a_break_starts_the_same_epoch_again_and_a_full_pass_the_next``.
+- Ranks that join end together: ``test_ranks_of_unequal_length_end_together``, ``test_ranks_leave_passes``.
+- A finalizer takes no lock: ``test_no_lock_is_taken_where_batches_die``.
+- A fork leaves its parent's batches alone: ``test_fork_leaves_the_parents_batches_alone``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,20 @@
-"""Fetches whole objects by parallel ranges: most urgent first, bounded in count and in bytes over all objects."""
+"""Fetches whole objects by parallel ranges: most urgent first, bounded in count and in bytes over all objects.
+
+The way of a fetch: ``RangeFetcher.fetch`` cuts the object into parts and joins the scheduler. Each place that becomes
+free goes to the most urgent fetch, which begins a task for one part. The stores retry; this file does not, except for
+parts that differ from their checksum.
+
+Rules, each with the test that holds it:
+
+- A free place goes to the most urgent fetch: ``test_a_freed_place_goes_to_the_most_urgent``.
+- Bytes in flight are bounded over all objects: ``test_bytes_in_flight_are_bounded``.
+- An object of many parts has few tasks: ``test_a_huge_object_is_cut_as_it_goes``.
+- A failed fetch takes only its own parts down: ``test_other_fetches_survive_a_failure``.
+- A final error is raised before one that a retry may solve: ``test_failure_that_lasts_is_told_first``.
+- No failure or cancellation loses a place: ``test_a_place_is_not_lost_with_a_fetch_that_fails_meanwhile``,
+  ``test_cancelled_before_the_first_step``, ``test_case_51_cancelled_at_any_await``.
+- An object whose checksum cannot be asked for is not trusted: ``test_a_failed_question_fails_the_fetch``.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,17 @@
 
 The stream is windows one after another, samples permuted inside each. Sample counts may become known one shard at a
 time. ``locate`` returns the place of a span of the stream, or the shards whose counts it still needs, or the end.
+
+Rules, each with the test that holds it:
+
+- Each sample has one place: ``test_every_sample_exactly_once``.
+- A step's samples do not depend on what was asked before: ``test_batches_may_be_asked_for_in_any_order``.
+- An anchor replaces the counts of all windows before it: ``test_resume_at_every_step``. One that contradicts the plan
+  is refused: ``test_a_foreign_cursor_is_refused``.
+- Windows are full, but grow in epoch 0: ``test_windows_of_so_many_shards``, ``test_windows_of_so_many_bytes``.
+- Without shuffle the order is the listing's: ``test_without_shuffle_order_is_the_listing``.
+- A sample's augmentation does not depend on its batch: ``test_seeds_do_not_depend_on_the_batch``.
+- An order is the same in every version: ``tests/e2e/test_stored_runs.py``.
 """
 
 from __future__ import annotations

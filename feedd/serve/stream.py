@@ -1,4 +1,20 @@
-"""Drives one Stream call: passes events to the state machine and carries out its instructions."""
+"""Drives one Stream call: passes events to the state machine and carries out its instructions.
+
+Three kinds of tasks run: one reads requests, one writes messages, and some produce. ``session_machine`` decides what
+follows from each event, and ``StreamCall.apply`` carries that out.
+
+Rules, each with the test that holds it:
+
+- Batches come in the order of steps, within credits: ``test_leases_come_in_order_within_credits``. Steps are made at
+  the same time: ``test_a_slow_step_holds_back_faster_ones``.
+- A batch needs a free slot, whatever the credits: ``test_slots_bound_what_credits_allow``.
+- Nothing is leased without a lifeline: ``test_no_lease_without_lifeline``.
+- An error follows the batches before it: ``test_a_failing_step_is_said_in_band_after_earlier_ones``. A defect ends one
+  stream only, and names no secret: ``test_a_defect_is_said_as_internal``.
+- A stream that ends leaves leases with their client: ``test_a_stream_that_goes_leaves_leases_with_their_holder``.
+- No departure leaves a slot or a production behind: ``test_clients_that_come_and_go_at_every_moment``.
+- A client that waits gets heartbeats: ``test_a_client_that_waits_hears_what_for``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,20 @@
-"""One consumer's opened dataset: makes the batches of steps in slots."""
+"""One consumer's opened dataset: makes the batches of steps in slots.
+
+The way of a call: ``Session.produce`` plans its steps and announces their windows to the cache. It waits for earlier
+calls if it would have to fetch shards of a later window. Then ``own_batches.Batches.make`` fills one slot.
+
+Rules, each with the test that holds it:
+
+- Over all ranks each sample comes once per epoch: ``test_every_sample_once_over_ranks_and_epochs``.
+- A cursor is enough to go on: ``test_resume_on_a_fresh_daemon_needs_only_what_is_left``.
+- A call that must fetch waits until earlier calls have their shards:
+  ``test_a_call_waits_for_the_shards_of_all_earlier_ones``.
+- Batches before one that fails arrive: ``test_a_bad_shard_is_every_production_s_error``.
+- A cancelled call holds no pin: ``test_cancelled_productions_hold_nothing``.
+- An object that changed ends the session, and its listing is forgotten:
+  ``test_a_replaced_object_ends_the_run_and_its_listing``.
+- The next epoch is decoded in advance only behind the last batch: ``test_behind_the_last_of_the_epoch``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,20 @@
-"""How an object of columns becomes a table: a reader opens it, and its wanted columns are written one by one."""
+"""How an object of columns becomes a table: a reader opens it, and its wanted columns are written one by one.
+
+``tables.making.make_shard`` calls a reader in a worker. ``wanted`` names the ranges that must be there: the whole
+object, unless the reader knows better. The daemon fetches those that are missing and asks again. Only then
+``TableReader.make`` opens the object. The readers are in ``parquet``, ``arrow``, ``hdf5``, ``npz`` and ``delimited``.
+
+Rules, each with the test that holds it:
+
+- Only wanted columns are fetched: ``test_only_wanted_columns_are_fetched``.
+- A column that is missing, or can be no field, is named: ``test_columns_that_cannot_be_had_are_named``.
+- Rows keep their places, also without values: ``test_rows_without_a_wanted_column_keep_their_places``.
+- A bad value makes its sample bad, and no other: ``test_bad_rows_change_no_others``.
+- Damaged bytes are a table or a bad shard, and do no harm: ``test_no_bytes_do_harm``.
+- A table above its limit is refused: ``test_more_than_there_is_room_for_is_refused``.
+- The same object gives the same bytes, until the version of conversions rises:
+  ``test_what_is_made_changes_with_the_version_only``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,20 @@
-"""The decode workers of a node, as the rest of the daemon uses them."""
+"""The decode workers of a node, as the rest of the daemon uses them.
+
+The way of a call: ``DecodePool`` chooses the rows of a message. ``dispatch.Dispatch`` sends what ``schedule.Schedule``
+assigns, and settles the answers. ``supervisor.WorkerSupervisor`` starts and replaces processes, ``autoscaler`` chooses
+their number.
+
+Rules, each with the test that holds it:
+
+- Results do not depend on workers or chunks: ``test_results_do_not_depend_on_workers_or_chunks``.
+- A killed worker changes no byte: ``test_a_killed_worker_changes_no_byte``. A worker that hangs is killed:
+  ``test_a_stopped_worker_is_killed_at_its_deadline``.
+- A row ends at most two workers: ``test_a_row_that_kills_costs_two_workers_once``.
+- Nothing writes into a slot after its call has ended: ``test_a_cancelled_decode_leaves_the_slot_alone``,
+  ``test_a_failed_call_ends_only_when_its_rows_are_at_rest``.
+- Workers end with their daemon: ``test_workers_die_with_their_daemon``.
+- Workers get no secrets: ``test_workers_have_only_the_variables_on_a_list``.
+"""
 
 from __future__ import annotations
 
