@@ -26,6 +26,8 @@ from feedd_client.state import recipe_of
 from feedd_client.topology import Topology, detect, folded, from_ranks, local_env
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from feedd_client.agreement import GroupStore
     from feedd_client.epochs import Epochs
     from feedd_client.feeder import Feeder
@@ -194,6 +196,7 @@ class Ranks:
 
         Raises:
             RanksDisagree: another rank sees other data.
+            TopologyError: torchrun's variables name several nodes, but not where its ranks meet.
         """
         options = self._options
         size = (topology.world_size, topology.node_count, options.wire_batch_size, options.partitions)
@@ -201,6 +204,13 @@ class Ranks:
         why_not = compare_in_store(os.environ, topology.world_size * options.replicas, name, fingerprint, self.store)
         self.compared = not why_not
         frozen = all(url.startswith(_FROZEN) for url in options.all_urls)  # nodes list nothing
+        if why_not and not frozen and self._explicit is None and _is_torchrun_without_address(os.environ):
+            raise TopologyError(
+                f"expected MASTER_ADDR with torchrun's other variables, got none: its {topology.world_size} ranks on"
+                " several nodes cannot compare the objects that they read",
+                object="MASTER_ADDR",
+                hint="start with torchrun, initialise torch.distributed, read a frozen+ manifest, or pass topology=",
+            )
         if why_not and not frozen and self._epochs.first_warning() and not _warned[0]:
             _warned[0] = 1
             _log.warning(_NOT_COMPARED, topology.world_size, why_not)
@@ -222,3 +232,8 @@ class Ranks:
         boot = _BOOT_ID.read_text(encoding="ascii") if _BOOT_ID.exists() else ""
         hosts = self._group().gather([digest(socket.gethostname(), boot)])
         return from_ranks(dist.get_rank(), [host[0] for host in hosts])
+
+
+def _is_torchrun_without_address(env: Mapping[str, str]) -> bool:
+    """Whether torchrun's variables name several nodes without its address: nothing could connect them."""
+    return env.get("GROUP_WORLD_SIZE", "1") != "1" and "MASTER_ADDR" not in env

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch.distributed as dist
 
-from feedd_client import RanksDisagree, Topology, agreement, passes
+from feedd_client import RanksDisagree, Topology, TopologyError, agreement, passes
 from feedd_client.agreement import compare_in_store
 from tests.budget import PATIENT_S, later
 from tests.fakes.feed_process import FeedProcess, environment, rank_environment
@@ -112,6 +112,30 @@ def test_ranks_that_cannot_compare_say_so_once(bench: Bench, caplog: pytest.LogC
     assert len(said) == 1
     assert "init_process_group" in said[0]
     assert "frozen+" in said[0]
+
+
+@pytest.mark.usefixtures("_first_warning")
+@pytest.mark.parametrize(
+    ("change", "explicit"),
+    [({}, False), ({"MASTER_ADDR": "node-0"}, False), ({"GROUP_WORLD_SIZE": "1"}, False), ({}, True)],
+)
+def test_torchruns_variables_without_its_address_are_an_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], *, explicit: bool
+) -> None:
+    """Nodes that nothing can connect would train on different listings; a topology that the user passes is believed."""
+    nodes = change.get("GROUP_WORLD_SIZE", "2")
+    env = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1"}
+    if nodes == "1":
+        env |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    for name, value in ({"GROUP_WORLD_SIZE": nodes} | env | change).items():
+        monkeypatch.setenv(name, value)
+    where = {"topology": Topology(2, 1, 1, 0, 2, 1)} if explicit else {"topology": None}
+    dataset = bench.dataset(bench.server(steps=4), uneven="allow", **where)
+    if change or explicit:
+        assert len(list(dataset)) == 4
+    else:
+        with pytest.raises(TopologyError, match="expected MASTER_ADDR"):
+            list(dataset)
 
 
 @pytest.mark.slow
