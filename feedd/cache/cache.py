@@ -285,7 +285,8 @@ class Cache:
         else:
             on_disk = self._on_disk(self._bypass, refs)
             self._disk.wish(owner, on_disk)
-            self._bypass.memory.wish(owner, () if on_disk is refs else [ref for ref in refs if ref not in on_disk])
+            others = set() if on_disk is refs else set(refs).difference(on_disk)
+            self._bypass.memory.wish(owner, [ref for ref in refs if ref in others] if others else ())
         if not refs:
             for tier in self._tiers:
                 tier.give_up(owner)

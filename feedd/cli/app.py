@@ -128,8 +128,8 @@ def _output_lost(error: Exception) -> str:
     """
     if not isinstance(error, OSError) or error.filename is not None or error.errno not in _NO_ROOM:
         return ""
-    if os.environ.get("FEEDD_DEBUG") != "1":
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else it is written again at the end
-        return os.strerror(error.errno).lower()
-    return ""
+    if os.environ.get("FEEDD_DEBUG") == "1":
+        return ""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else it is written again at the end
+    return os.strerror(error.errno).lower()

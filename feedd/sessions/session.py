@@ -77,7 +77,6 @@ class Session:
 
     def __init__(self, parts: SessionParts, stages: Stages) -> None:
         self._parts = parts
-        self._stride = parts.stride
         self._stages = stages
         self._calls = RunningCalls(parts.prefetch_driver)
         self._fetching: set[object] = set()  # calls that wait for their shards
@@ -154,7 +153,7 @@ class Session:
 
     async def _draw(self, call: object, at: Cursor, count: int) -> tuple[list[RunPlan], EpochEnd | FeeddError | None]:
         """Plan the batches of steps; they end before the end of the epoch, or before a step that cannot be planned."""
-        parts, stride = self._parts, self._stride
+        parts, stride = self._parts, self._parts.stride
         plans: list[RunPlan] = []
         step, end = at.step, at.step + count * stride
         while step < end:

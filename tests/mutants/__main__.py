@@ -189,8 +189,9 @@ def main() -> int:
         return 0
     names = chosen.names or rooms()
     if len(names) > 1:  # one process collects the tests of one room
-        command = [sys.executable, "-m", "tests.mutants", chosen.command, "--count", str(chosen.count)]
-        return max(subprocess.run([*command, name], cwd=ROOT, check=False).returncode for name in names)
+        command = [sys.executable, "-m", "tests.mutants", chosen.command]
+        count = ["--count", str(chosen.count)]  # last: argparse takes no name behind an option
+        return max(subprocess.run([*command, name, *count], cwd=ROOT, check=False).returncode for name in names)
     if chosen.command == "draw":
         draw(names[0], chosen.count, chosen.tests or [f"tests/unit/{names[0]}"])
         return 0
